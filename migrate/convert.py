@@ -7,8 +7,10 @@ the same command continues it. The target becomes a store with the last rename. 
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,11 +18,11 @@ import attrs
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import (
     BadRecordsError,
+    DelayStoreError,
     OptionsError,
     PlanError,
     TargetError,
 )
-from message_store.base.printable import counted
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
@@ -167,27 +169,50 @@ class _Conversion:
         """The first stage, and what would follow from it."""
         self.check_now()
         self.check_places()
-        with self.held():
-            self.check_target(tidies=False)
+        with self._held_if_there():
             self.sources.check()
             self.progress("plan", 0, 2)
             self.sources.read()
             is_begun = self._fix_plan()
             self.progress("plan", 1, 2)
-            topics, nameless = self.sources.topics()
-            bad = dict.fromkeys(nameless.tolist(), "no message with a topic can be read there")
-            self._make_plan(attrs.evolve(self.corrections, bad={**bad, **self.corrections.bad}))
+            most_bytes = self.options.settings.record_max_bytes
+            too_large = self.plan.chosen[self.plan.target_sizes > most_bytes].tolist()
+            bad = {
+                **dict.fromkeys(too_large, f"more than the {most_bytes:,} bytes that are read"),
+                **self.corrections.bad,
+            }
+            topics, nameless = self.sources.topics([*bad])
+            bad |= dict.fromkeys(nameless.tolist(), "cannot be read; the conversion would say why")
+            self._make_plan(attrs.evolve(self.corrections, bad=bad))
             self.receipts = _unwritten(self.plan, topics)
             report = self._report(Seconds(0.0, 0.0, 0.0, 0.0, 0.0))
-            needed, free = bytes_needed(self.plan), free_bytes(self.target.path)
+            place = self._place()
+            needed, free = bytes_needed(self.plan), free_bytes(place)
             self.progress("plan", 2, 2)
-        refusals = []
+        refusals: list[DelayStoreError] = []
         if report.bad_records and self.options.on_bad_record == "fail":
-            records = counted(len(report.bad_records), "record")
-            refusals.append(f"{records} cannot be converted; --on-bad-record quarantine keeps them")
-        if needed > free and not is_begun:
-            refusals.append(f"{self.target.path}: the disk has too little room")
+            refusals.append(BadRecordsError(report.bad_records))
+        if not os.access(place, os.W_OK | os.X_OK):
+            refusals.append(TargetError(f"{place}: cannot be written: Permission denied"))
+        elif needed > free and not is_begun:
+            refusals.append(TargetError(f"{place}: {needed:,} bytes are needed, {free:,} are free"))
         return ConversionPlan(report, needed, free, is_begun, tuple(refusals))
+
+    def _place(self) -> Path:
+        """The target's directory or, where it is missing, the one that it would be made in."""
+        path = self.target.path.absolute()
+        return next(each for each in (path, *path.parents) if each.exists())
+
+    @contextmanager
+    def _held_if_there(self) -> Iterator[None]:
+        """As ``held``, the target checked; one that is missing stays so."""
+        with ExitStack() as stack:
+            if self.target.path.exists():
+                stack.enter_context(self.held())
+                self.check_target(tidies=False)
+            else:
+                self.sources.hold(stack)
+            yield
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -321,7 +346,7 @@ class _Conversion:
         if len(self.sources.roots) > 1:  # the report of one source has them
             report = attrs.evolve(report, due=DueTimes.of(self.plan.due_ms))
         unlocked = () if self.lock_warning is None else (self.lock_warning,)
-        warnings = (*report.warnings, *unlocked, *clashes, *disk_warnings(self.target.path))
+        warnings = (*report.warnings, *unlocked, *clashes, *disk_warnings(self._place()))
         return attrs.evolve(report, warnings=warnings)
 
     def _finish(self, report: ConversionReport) -> None:

@@ -450,9 +450,11 @@ class StoreLock:
 
 
 def require_outside(path: Path, *stores: Path) -> None:
-    """Raise TargetError where a file that is to be written would lie in one of these stores, or
-    take its place: a report could replace a file of it, and a broker takes any for its own.
+    """Raise TargetError where a file that is to be written would lie in one of these stores, or in
+    any other, or take its place: a report could replace a file of it, and a broker takes any file
+    there for its own.
     """
-    for store in stores:
+    around = [each for each in path.resolve().parents if (each / "commitlog").is_dir()]
+    for store in (*stores, *around):
         if path.resolve().is_relative_to(store.resolve()):
             raise TargetError(f"{path}: lies in the store {store}; choose a place outside")

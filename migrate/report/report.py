@@ -8,6 +8,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.base.errors import DelayStoreError
+
 BUCKETS_MAX = 240
 BUCKETS_S = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400)
 _SECONDS_MAX = 10**7
@@ -185,14 +187,14 @@ class ConversionReport:
 class ConversionPlan:
     """What a conversion would do: the ``report`` that it would end with, but for what only writing
     tells, and the room that its target takes. ``begun`` says that a stopped run would be continued,
-    ``refusals`` are sentences: why it would write nothing, as far as is known.
+    ``refusals`` are the errors with which it would end, as far as is known.
     """
 
     report: ConversionReport
     bytes_needed: int
     bytes_free: int
     begun: bool
-    refusals: tuple[str, ...]
+    refusals: tuple[DelayStoreError, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object that ``convert --plan --json`` prints; keys are a promise."""
@@ -209,4 +211,4 @@ class ConversionPlan:
             for source in facts["sources"]:
                 del source[name]
         room = {"bytes_needed": self.bytes_needed, "bytes_free": self.bytes_free}
-        return {**facts, **room, "begun": self.begun, "refusals": self.refusals}
+        return {**facts, **room, "begun": self.begun, "refusals": list(map(str, self.refusals))}

@@ -303,13 +303,15 @@ class SourceSet:
             )
         ]
 
-    def topics(self) -> tuple[list[dict[str, int]], NDArray[np.int64]]:
-        """What is chosen of each source by real topic, and the rows of all whose records do not
-        tell theirs. Reads every record.
+    def topics(self, without: Sequence[int]) -> tuple[list[dict[str, int]], NDArray[np.int64]]:
+        """What is chosen of each source by real topic, but for some rows of all; and the rows whose
+        records do not tell theirs. Reads every record.
         """
         counts, unknown = [], []
-        for source, (first, _) in zip(self._each, self.entries.spans, strict=True):
-            named, rows = count_topics(source.root, source.backlog, source.chosen)
+        chosen = self.chosen.copy()
+        chosen[np.array(without, np.int64)] = False
+        for source, (first, end) in zip(self._each, self.entries.spans, strict=True):
+            named, rows = count_topics(source.root, source.backlog, chosen[first:end])
             counts.append(named)
             unknown.append(first + rows)
         return counts, np.concatenate(unknown)

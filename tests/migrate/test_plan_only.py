@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``convert --plan`` says what the conversion then does, and leaves nothing."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def test_a_plan_that_would_be_refused_says_so(tmp_path: Path) -> None:
     build_level_store(tmp_path / "source", [*ITEMS, BAD])
     words = ["convert", str(tmp_path / "source"), str(tmp_path / "target"), "--plan"]
     result = CliRunner().invoke(cli.main, words)
-    assert result.exit_code == cli.FINDINGS, result.output
-    assert "would be refused: 1 record cannot be converted" in result.stdout
+    assert result.exit_code == cli.STOPPED_BY_POLICY, result.output
+    assert "would be refused: 1 pending record cannot be converted" in result.stdout
     assert "2 topics: orders 2, coupons 1" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
@@ -84,7 +85,7 @@ def test_a_plan_that_would_be_refused_says_so(tmp_path: Path) -> None:
     ("words", "why"),
     [
         (["a", "--in-place", "--plan"], "--in-place without --execute is a plan"),
-        (["a", "b", "--plan", "--report", "r.html"], "writes nothing, a report neither"),
+        (["a", "b", "--plan", "--report", "r.html"], "writes nothing; leave --report out"),
         (["a", "b", "c", "--plan"], "for one target"),
     ],
 )
@@ -103,3 +104,30 @@ def test_a_plan_takes_nothing_away_of_a_run_that_was_stopped_at_its_end(tmp_path
     with pytest.raises(TargetError, match="already holds a finished conversion"):
         plan_conversion(options)
     assert left.exists()
+
+
+def test_a_plan_knows_what_the_new_broker_does_not_read(tmp_path: Path) -> None:
+    large = LevelMessage(level=5, body=bytes(3_000))
+    build_level_store(tmp_path / "source", [*ITEMS, large])
+    settings = attrs.evolve(SMALL, max_message_bytes=2_000)
+    options = options_for(tmp_path, on_bad_record="quarantine", settings=settings)
+    plan = plan_conversion(options)
+    assert len(plan.report.bad_records) == 1
+    require_same(plan, convert(options))
+
+
+def test_a_plan_of_a_finished_conversion_says_that_it_is(tmp_path: Path) -> None:
+    build_level_store(tmp_path / "source", ITEMS)
+    words = ["convert", str(tmp_path / "source"), str(tmp_path / "target"), "--in-process"]
+    for more in ([], ["--plan"]):
+        result = CliRunner().invoke(cli.main, [*words, *more])
+        assert result.exit_code == cli.DONE, result.output
+    assert "this conversion was finished before" in result.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_plan_sees_a_target_that_nobody_may_write_to(tmp_path: Path) -> None:
+    build_level_store(tmp_path / "source", ITEMS)
+    options = options_for(tmp_path, settings=SMALL)
+    options.target.mkdir(mode=0o555)
+    assert "cannot be written" in str(plan_conversion(options).refusals)

@@ -57,10 +57,10 @@ def require_places(
     if not is_fleet and len(stores) < 2 - in_place:
         missing = "TARGET" if stores else "SOURCE"
         raise click.UsageError(f"Missing argument '{missing}'.")
-    if plan and (in_place or report):
-        raise click.UsageError(
-            "--plan writes nothing, a report neither; --in-place without --execute is a plan"
-        )
+    if plan and in_place:
+        raise click.UsageError("--plan is for a TARGET; --in-place without --execute is a plan")
+    if plan and report:
+        raise click.UsageError("--plan writes nothing; leave --report out")
     if plan and is_fleet and not merge:
         raise click.UsageError("--plan is for one target; give the command for each SOURCE")
     if not in_place and execute:

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     "--plan",
     "plan_only",
     is_flag=True,
-    help="Say what would be converted, by level and topic, and what room it takes; write nothing.",
+    help="Say what would be converted, by level and topic, and what room it takes; write nothing."
+    " Ends with the exit code of the conversion. For one TARGET.",
 )
 @click.option(
     "--report",

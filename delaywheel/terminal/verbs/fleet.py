@@ -4,7 +4,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from delaywheel.terminal.options.conversion import STORE, conversion_options, conversion_request
-from delaywheel.terminal.verb import DONE, FINDINGS, exit_code, loading
+from delaywheel.terminal.verb import DONE, exit_code, loading
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.small_files import read_small_file
@@ -146,17 +146,21 @@ def run_plan(
     with loading(output):
         from delaywheel.terminal.render.text import plan_lines
         from migrate.convert import plan_conversion
-        from migrate.report.finished_target import refuse_file
+        from migrate.report.finished_target import finished_before, refuse_file
     if merge:
         members = _listed(manifest, given) if manifest else _into_one(paths, given)
     else:
         members = [conversion_request(source=paths[0], target=paths[1], **given)]
     refuse_file(members[0].target)
+    with suppress(DelayStoreError):  # what is in the way is said by what comes next
+        if len(members) == 1 and (report := finished_before(members[0])):
+            show_conversion(output, report, was_done=True)
+            return
     with output.progress() as progress:
         plan = plan_conversion(*members, progress=progress)
     output.warnings(plan.report.warnings)
     output.result(plan.as_json, plan_lines(plan))
-    click.get_current_context().exit(FINDINGS if plan.refusals else DONE)
+    click.get_current_context().exit(max(map(exit_code, plan.refusals), default=DONE))
 
 
 def show_conversion(
