@@ -454,7 +454,7 @@ def require_outside(path: Path, *stores: Path) -> None:
     any other, or take its place: a report could replace a file of it, and a broker takes any file
     there for its own.
     """
-    around = [each for each in path.resolve().parents if (each / "commitlog").is_dir()]
+    around = [each for each in path.resolve().parents if os.path.isdir(each / "commitlog")]
     for store in (*stores, *around):
         if path.resolve().is_relative_to(store.resolve()):
             raise TargetError(f"{path}: lies in the store {store}; choose a place outside")

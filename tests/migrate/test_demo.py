@@ -24,7 +24,7 @@ def test_the_sample_keeps_its_holes(tmp_path: Path) -> None:
 
 def test_where_there_already_is_a_demo_nothing_is_overwritten(tmp_path: Path) -> None:
     unpack_sample(tmp_path)
-    with pytest.raises(TargetError, match="File exists"):
+    with pytest.raises(TargetError, match="is there already"):
         unpack_sample(tmp_path)
 
 
