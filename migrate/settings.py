@@ -8,6 +8,7 @@ A broker's configuration is read as ``java.util.Properties`` reads it: ``timerPr
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
@@ -160,11 +161,10 @@ class TargetSettings:
         return self.max_message_bytes + RECORD_MARGIN_BYTES - DELIVERY_GROWTH_BYTES
 
 
-def _levels(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(values))
+_Value = TypeVar("_Value")
 
 
-def _topics(values: Iterable[str]) -> tuple[str, ...]:
+def _each_once(values: Iterable[_Value]) -> tuple[_Value, ...]:
     return tuple(dict.fromkeys(values))
 
 
@@ -189,8 +189,8 @@ class ConvertOptions:
     offsets: str = attrs.field(
         default="auto", validator=attrs.validators.in_(("auto", "main", "bak", "none"))
     )
-    only_levels: tuple[int, ...] = attrs.field(default=(), converter=_levels)
-    only_topics: tuple[str, ...] = attrs.field(default=(), converter=_topics)
+    only_levels: tuple[int, ...] = attrs.field(default=(), converter=_each_once)
+    only_topics: tuple[str, ...] = attrs.field(default=(), converter=_each_once)
     levels_only: bool = False
     whole_log: bool = False
     access: Access = attrs.field(factory=Access)

@@ -10,6 +10,8 @@ the working tree is never changed. `make nightly` runs all of them (tests/test_m
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -453,6 +455,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
     ),
     Mutation(
+        "unit-of-before-the-log-given-a-place",
+        "timer_wheel/wheel/unit_repair.py",
+        "    if offset < log.min_offset:",
+        "    if offset < 0:",
+        "tests/timer_wheel/timers/test_retention_after_cancel.py"
+        "::test_a_unit_whose_record_retention_took_is_given_no_other",
+    ),
+    Mutation(
         "unit-without-record-not-read",
         "timer_wheel/timers/record_kernel.py",
         "        if load_i32(addresses[row] + AT_SIZE) != sizes[row]:\n            return True",
@@ -567,14 +577,23 @@ def copy_of_the_project(place: Path) -> Path:
     return place
 
 
-def is_noticed(mutation: Mutation) -> bool:
-    """Whether the mutation's test fails on the mutated product. Raises RuntimeError when the test
-    could not be run at all.
-    """
+@contextmanager
+def mutated(mutation: Mutation) -> Iterator[Path]:
+    """A copy of the project with this mutation, which is there as long as it is needed."""
     shutil.rmtree(COPY, ignore_errors=True)
     try:
         root = copy_of_the_project(COPY)
         mutation.apply(root)
+        yield root
+    finally:
+        shutil.rmtree(COPY, ignore_errors=True)
+
+
+def is_noticed(mutation: Mutation) -> bool:
+    """Whether the mutation's test fails on the mutated product. Raises RuntimeError when the test
+    could not be run at all.
+    """
+    with mutated(mutation) as root:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider"]
         run = subprocess.run(
             [*command, "--no-header", mutation.test],
@@ -584,19 +603,21 @@ def is_noticed(mutation: Mutation) -> bool:
             timeout=TIMEOUT_S,
             check=False,
         )
-    finally:
-        shutil.rmtree(COPY, ignore_errors=True)
     if run.returncode not in (PASSED, FAILED):
         raise RuntimeError(f"{mutation.name}: {mutation.test} did not run\n{run.stdout[-2000:]}")
     return run.returncode == FAILED
 
 
-def main(names: list[str]) -> int:
-    """Run the mutations of these names, or all; the exit code."""
+def chosen_of(names: list[str]) -> list[Mutation]:
+    """The mutations of these names, or all. Raises SystemExit for a name that none has."""
     if unknown := set(names) - {mutation.name for mutation in MUTATIONS}:
         raise SystemExit(f"no such mutation: {', '.join(sorted(unknown))}")
-    chosen = [mutation for mutation in MUTATIONS if not names or mutation.name in names]
-    missed = 0
+    return [mutation for mutation in MUTATIONS if not names or mutation.name in names]
+
+
+def main(names: list[str]) -> int:
+    """Run the mutations of these names, or all; the exit code."""
+    chosen, missed = chosen_of(names), 0
     for mutation in chosen:
         noticed = is_noticed(mutation)
         missed += not noticed

@@ -9,11 +9,10 @@ hole in the tests, for each has a test of its own: it is one that random runs ca
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 
-from tools.mutations import COPY, MUTATIONS, Mutation, copy_of_the_project
+from tools.mutations import Mutation, chosen_of, mutated
 
 FIRST_SEED = 1
 
@@ -22,17 +21,12 @@ def found_by(mutation: Mutation, seeds: int) -> int | None:
     """The first of so many seeds whose run fails on the mutated product; None for none. Raises
     RuntimeError where the runs ended otherwise.
     """
-    shutil.rmtree(COPY, ignore_errors=True)
-    try:
-        root = copy_of_the_project(COPY)
-        mutation.apply(root)
+    with mutated(mutation) as root:
         module = "tests.simulation.random_runs"
         command = [sys.executable, "-m", module, "--seeds", str(seeds), "--first", str(FIRST_SEED)]
         run = subprocess.run(
             [*command, "--until-wrong"], cwd=root, capture_output=True, text=True, check=False
         )
-    finally:
-        shutil.rmtree(COPY, ignore_errors=True)
     seed = re.search(r"^seed (\d+) ", run.stdout, re.M)
     if run.returncode not in (0, 1) or (run.returncode == 1) != (seed is not None):
         raise RuntimeError(f"{mutation.name}: {run.stdout[-1000:]}{run.stderr[-2000:]}")
@@ -45,10 +39,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of mutations; default: all")
     parser.add_argument("--seeds", type=int, default=500, help="how many runs look for each")
     asked = parser.parse_args()
-    if unknown := set(asked.names) - {mutation.name for mutation in MUTATIONS}:
-        raise SystemExit(f"no such mutation: {', '.join(sorted(unknown))}")
-    chosen = [each for each in MUTATIONS if not asked.names or each.name in asked.names]
-    found = 0
+    chosen, found = chosen_of(asked.names), 0
     for mutation in chosen:
         seed = found_by(mutation, asked.seeds)
         found += seed is not None

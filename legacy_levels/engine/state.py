@@ -25,7 +25,12 @@ from legacy_levels.delivery_marks import (
 )
 from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.engine.due_search import DueRuns
-from legacy_levels.engine.recovery import Start, refuse_lost_first_files, where_to_start
+from legacy_levels.engine.recovery import (
+    Start,
+    delivered_already,
+    refuse_lost_first_files,
+    where_to_start,
+)
 from legacy_levels.engine.repair import (
     finish_half_neutral,
     refuse_another_table,
@@ -313,8 +318,6 @@ def _notes_of_lost(
 
 def _recover_after_kill(state: LevelState, start: Start) -> None:
     """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
-    from legacy_levels.engine.recovery import delivered_already
-
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     cursors = list(state.cursors.values())

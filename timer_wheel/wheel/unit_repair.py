@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts right a unit of the timer log of which a bit was flipped: its record knows better.
+"""Puts right a unit of the timer log of which a bit was flipped: something else knows better.
 
-Slots begin at multiples of their width, or one millisecond behind one for what was overdue. No
-single bit of a delay or a placing time leads from one multiple to another: the times alone tell
-which records to read. A delete marker that has lost its flag looks like any message. The wheel file
-counts it the other way; at the latest a turn reads its record.
+That is its record, the queue, or the order of the units. Slots begin at multiples of their width,
+or one millisecond behind one for what was overdue. No single bit of a delay or a placing time leads
+from one multiple to another: the times alone tell which records to read. A delete marker that has
+lost its flag looks like any message. The wheel file counts it the other way; at the latest a turn
+reads its record. A unit that leads to no record has its entry in the queue. A link leads to the
+last unit before it in its slot.
 """
 
 from collections.abc import Iterator
@@ -34,6 +36,9 @@ from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.slots import LiveWheel
 
 _MOST_DAMAGED = 16
+"""Of units that are read together. A flipped bit is one unit's. Where more records are missing the
+log is damaged, and looking for each takes long. A choice, not measured.
+"""
 _TIME_BITS = 64
 _DELAY_BITS = 32
 

@@ -24,8 +24,11 @@ from message_store import (
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
 from tests.helpers.tiers import with_examples
+from timer_wheel import WheelStore
 from timer_wheel.timers.rows import TimerRows
+from timer_wheel.timers.unit_kernels import LOG_OFFSET
 from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.unit_repair import right_places
 
 START_MS = 1_793_000_000_000
 DAY_MS = 86_400_000
@@ -210,6 +213,22 @@ def test_nothing_is_said_of_a_marker_whose_message_is_long_gone(
     store.close()
 
 
+def require_left_alone(store: WheelStore) -> None:
+    """A unit one bit away from its entry is given its place, unless it leads to before the log."""
+    timers, begin = store._timers, store.live.log.min_offset
+    before: list[object] = []
+    within: list[object] = []
+    for position in timers.in_slots(timers.wheel.used_slots()).position.tolist():
+        for bit in range(24):
+            unit = timers.log.unit_at(position)
+            unit.table[LOG_OFFSET] ^= 1 << bit
+            places = right_places(timers, unit, timers.facts(unit))
+            (before if unit.commit_log_offset[0] < begin else within).append(places)
+    assert before
+    assert not any(before)
+    assert any(within)
+
+
 @pytest.mark.parametrize("is_reopened", [False, True])
 def test_a_unit_whose_record_retention_took_is_given_no_other(
     tmp_path: Path, *, is_reopened: bool
@@ -228,6 +247,8 @@ def test_a_unit_whose_record_retention_took_is_given_no_other(
         if is_reopened:
             store.close()
             store = open_wheel(tmp_path, clock, SETTINGS, precision_ms=1_000)
+    assert isinstance(store, WheelStore)
+    require_left_alone(store)
     clock.tick(3 * DAY_MS)
     came.update(each.message.unique_key for each in store.advance(clock.now_ms()))
     assert (len(came), set(came.values())) == (200, {1})

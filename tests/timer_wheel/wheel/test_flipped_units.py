@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One flipped bit in a unit of the timer log: the record knows better, the queue, or the order of
-the units. Nothing comes early or twice, or is lost, and it is told, however the store was left.
+the units. Nothing comes early or twice, or is lost, however the store was left.
 """
 
 import functools
@@ -25,6 +25,15 @@ WIDTHS = {field.name: TIMER_UNIT.dtype[field.name].itemsize for field in TIMER_U
 BITS = [
     (name, bit) for name, width in WIDTHS.items() if name != "reserved" for bit in range(8 * width)
 ]
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    """Flip a bit of the byte at this place of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
 
 
 class Left:
@@ -81,11 +90,7 @@ class Left:
         self.clock = ManualClock(self.left_ms)
         place, begin = self.file_of(path, unit)
         at = begin + TIMER_UNIT.offset_of(field) + WIDTHS[field] - 1 - bit // 8
-        with place.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 1 << bit % 8]))
+        flip(place, at, bit % 8)
         return path
 
     def leading_to(self, path: Path, unit: int, other: int) -> Path:
@@ -171,7 +176,10 @@ def test_a_bit_of_a_unit_is_not_believed_over_its_record(
     file_units: int,
 ) -> None:
     store = left(precision_ms, is_killed, file_units)
-    require_sound(store, store.with_flipped(tmp_path / "store", unit, field, bit))
+    is_told = require_sound(store, store.with_flipped(tmp_path / "store", unit, field, bit))
+    # Of a killed store such units are truncated; in slots that are over nobody looks.
+    is_put_right = field in ("commit_log_offset", "record_size_bytes", "previous_position")
+    assert is_told or is_killed or unit < 2 or not is_put_right
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -291,12 +299,8 @@ def test_a_damaged_record_lets_no_unit_lead_to_another(
         clock.tick(5_000)
         store.advance(clock.now_ms())
     WheelStore.open(tmp_path, clock=clock, settings=SMALL).close()
-    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        begin = receipts["W"].commit_log_offset
-        data = file.read()
-        place = begin + 3 if at == "head" else data.index(at.encode(), begin)
-        file.seek(place)
-        file.write(bytes([data[place] ^ 1]))
+    log, begin = tmp_path / "commitlog" / f"{0:020d}", receipts["W"].commit_log_offset
+    flip(log, begin + 3 if at == "head" else log.read_bytes().index(at.encode(), begin), 0)
     with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
         clock.tick(60_000)
         came = [each.message.unique_key for each in store.advance(clock.now_ms())]
@@ -313,12 +317,8 @@ def test_a_record_of_another_size_is_looked_for_where_nothing_else_is_to_be_read
         store.advance(START_MS)
         for key in "ABC":
             store.schedule(Message("orders", b"", unique_key=key), AfterMs(5_000))
-    with min((tmp_path / "timerlog").iterdir()).open("r+b") as file:
-        at = TIMER_UNIT.size + TIMER_UNIT.offset_of("record_size_bytes") + 3
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 8]))
+    at = TIMER_UNIT.size + TIMER_UNIT.offset_of("record_size_bytes") + 3
+    flip(min((tmp_path / "timerlog").iterdir()), at, 3)
     with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
         came = [each.message.unique_key for each in store.advance(START_MS + 60_000)]
         assert came == ["A", "B", "C"]
