@@ -31,6 +31,10 @@ class SystemClock:
         time.sleep(max(0.0, duration_ms) / 1000)
 
 
+BEGAN_MS = SystemClock().now_ms()
+"""When this process began to import us. A source file that is newer is not what was imported."""
+
+
 @attrs.define
 class ManualClock:
     """A clock that moves only when told to, so that a week passes in a second.

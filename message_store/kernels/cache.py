@@ -4,8 +4,10 @@ cannot go stale.
 
 numba compares only the kernel's own source file with a cached kernel. A constant from a layout in
 another module would keep its old value after that module changed. So the name of the cache
-directory is a digest of every source that the kernel's module imports, directly or not. Cache files
-are executable code: the directory belongs to the user alone.
+directory is a digest of every source that the kernel's module imports, directly or not. A process
+whose sources are replaced while it runs may hold the old constants: it neither reads nor writes
+what it compiles from then on. Cache files are executable code: the directory belongs to the user
+alone.
 """
 
 import hashlib
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+
+from message_store.base.clock import BEGAN_MS
 
 _PACKAGES = ("message_store", "legacy_levels", "timer_wheel", "migrate", "compare")
 
@@ -48,8 +52,10 @@ def _imported_sources(source: Path) -> frozenset[Path]:
 
 
 @cache
-def _sources_digest(source: Path) -> str:
-    """A digest of a source file and of all that it imports, however far away."""
+def _sources_digest(source: Path) -> str | None:
+    """A digest of a source file and of all that it imports, however far away; None if one of them
+    was replaced since this process began.
+    """
     seen: set[Path] = set()
     waiting = [source]
     while waiting:
@@ -59,6 +65,8 @@ def _sources_digest(source: Path) -> str:
             waiting += _imported_sources(path)
     digest = hashlib.sha256()
     for path in sorted(seen):
+        if path.stat().st_ctime_ns // 1_000_000 >= BEGAN_MS:
+            return None
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -100,14 +108,14 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         config: Any = numba.config
         applications = config.CACHE_DIR
-        if directory is not None:
-            digest = _sources_digest(Path(function.__code__.co_filename).resolve())
+        digest = _sources_digest(Path(function.__code__.co_filename).resolve())
+        if directory is not None and digest is not None:
             config.CACHE_DIR = str(directory / digest)
         try:
             compiled: Any = numba.njit(
                 list(signatures),
                 nogil=True,
-                cache=directory is not None,
+                cache=directory is not None and digest is not None,
                 error_model="numpy",
                 boundscheck=False,
             )(function)

@@ -40,10 +40,14 @@ def small_project(tmp_path: Path) -> Path:
     """The kernel cache in a project of its own, whose sources a test may change."""
     package = tmp_path / "project" / "message_store"
     (package / "kernels").mkdir(parents=True)
-    (package / "__init__.py").touch()
+    (package / "__init__.py").write_text("from message_store.base import clock\n")
     (package / "kernels" / "__init__.py").touch()
     source = Path(__file__).parents[3] / "message_store" / "kernels" / "cache.py"
     (package / "kernels" / "cache.py").write_bytes(source.read_bytes())
+    (package / "base").mkdir()
+    (package / "base" / "__init__.py").touch()
+    clock = source.parents[1] / "base" / "clock.py"
+    (package / "base" / "clock.py").write_bytes(clock.read_bytes())
     (package / "kernels_of_test.py").write_text(_KERNEL)
     (package / "constants_of_test.py").write_text("VALUE = 2\n")
     return package.parent
@@ -56,6 +60,21 @@ def test_a_kernel_follows_a_constant_of_another_module(small_project: Path, tmp_
     assert run(code, home=home, path=small_project) == "2"
     (small_project / "message_store" / "constants_of_test.py").write_text("VALUE = 101\n")
     assert run(code, home=home, path=small_project) == "101"
+
+
+@pytest.mark.check
+def test_a_process_whose_sources_are_replaced_leaves_nothing_for_others(
+    small_project: Path, tmp_path: Path
+) -> None:
+    """It has the old constants in memory, and finds the new sources on the disk."""
+    home = tmp_path / "cache"
+    answer = "from message_store.kernels_of_test import answer; print(answer())"
+    replacing = (
+        "import message_store.constants_of_test as constants;"
+        "open(constants.__file__, 'w').write('VALUE = 101');"
+    )
+    assert run(replacing + answer, home=home, path=small_project) == "2"
+    assert run(answer, home=home, path=small_project) == "101"
 
 
 @pytest.mark.check
