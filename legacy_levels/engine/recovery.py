@@ -87,7 +87,7 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
     Raises SourceError where no offsets can be read and no mark is there.
     """
     root = live.root.path
-    if choice is not OffsetsChoice.AUTO or live.settings.repeat_after_kill:
+    if choice is not OffsetsChoice.AUTO or live.repeats:
         chosen = read_delay_offsets(root, choice)
         return Start(chosen, chosen.offsets)
     offsets_read = _broker_offsets(root)

@@ -332,13 +332,13 @@ def _recover_after_kill(state: LevelState, start: Start) -> None:
     )
     delivered = found.by_level
     state.already_delivered = sum(map(len, delivered.values())) - len(found.astray)
-    if found.astray and not state.live.settings.repeat_after_kill:
+    if found.astray and not state.live.repeats:
         reason = "its entry is damaged, and leads to the record of another message or to none"
         state.skipped.add(
             SkippedMessage(level, queue_offset, commit_log_offset, size_bytes, due_ms, reason)
             for level, queue_offset, commit_log_offset, size_bytes, due_ms in found.astray
         )
-    if state.live.settings.repeat_after_kill:
+    if state.live.repeats:
         state.to_repeat = delivered
     else:
         for cursor in cursors:

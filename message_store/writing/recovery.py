@@ -17,7 +17,7 @@ from message_store.base.errors import FormatError, SourceError
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.properties import LMQ_PREFIX
+from message_store.format.properties import LEVEL_TOPIC, LMQ_PREFIX
 from message_store.format.queue_unit import PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.format.record_layout import (
     HEAD_V4_V4,
@@ -346,7 +346,9 @@ def _last_known(queues: Iterable[LiveQueue], end: int) -> int:
 
 
 def _mark_unsynced(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> None:
-    """Let the next sync include what a killed process wrote: it may be in memory only."""
+    """Let the next sync include what a killed process wrote: it may be in memory only. A cancel
+    writes into any entry of a level that waits.
+    """
     for file_start in log.segments.starts:
         if file_start + log.file_bytes > start:
             log.segments.doubt(file_start)
@@ -354,5 +356,7 @@ def _mark_unsynced(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> Non
         for file_start in reversed(queue.segments.starts):
             queue.segments.doubt(file_start)
             first = file_start // QUEUE_UNIT.size
+            if queue.topic == LEVEL_TOPIC:
+                continue
             if any(unit[0] < start for unit in queue.units(first, first + 1).tolist()):
                 break  # files before this one were on disk with that part of the log

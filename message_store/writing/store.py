@@ -76,8 +76,8 @@ class LiveStore:
 
     Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``queues`` the consume
     queues, ``levels`` the level table, ``recovery`` what opening had to do, ``losses`` what was
-    missing then, ``was_clean`` whether the last user stopped orderly, ``is_closed`` whether this
-    one has; ``retention`` takes away what is old.
+    missing then, ``was_clean`` whether the last user stopped orderly, ``repeats`` whether what he
+    may have delivered is repeated, ``is_closed`` whether this has; ``retention`` takes what is old.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class LiveStore:
         self._syncing = threading.RLock()
         self._writing_small_files = threading.RLock()
         self.was_clean = root.was_stopped_cleanly
+        self.repeats = settings.repeat_after_kill and not self.was_clean
         self._writer_lock = writer_lock
         self.is_closed = False
         self._identity = identity_of(root.path)
@@ -218,9 +219,8 @@ class LiveStore:
             if not self.is_closed:  # by another thread, which has written them then
                 merge_topics(self.root, topics, self.dialect)
         with self.lock:
-            for name, count in topics.items():
-                if self._topics.get(name) == count:
-                    del self._topics[name]
+            left = self._topics.items() - topics.items()
+            self._topics = dict(left)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ import pytest
 from legacy_levels.engine import offset_persistence
 from legacy_levels.engine.offset_persistence import OffsetPersistence
 from legacy_levels.engine.store import LevelStore
-from message_store import AfterMs, ManualClock, Message, Severity
+from message_store import AfterMs, Cancellation, ManualClock, Message, Severity
 from message_store.base.errors import TargetError
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import replace_file
@@ -85,6 +85,26 @@ def test_a_flush_after_a_kill_waits_for_all_queue_files_that_the_killed_process_
         store.flush()
         moment = len(disk.events)
         store.abandon()
+    left = unsynced_files(disk.events, moment)
+    assert [each for each in left if each.startswith(ROWS)] == []
+
+
+def test_a_flush_after_a_kill_waits_for_the_cancels_of_the_killed_process(tmp_path: Path) -> None:
+    """A cancel of the levels writes into an entry that was on the disk long before."""
+    root, clock = tmp_path / "store", ManualClock(NOW_MS)
+    settings = attrs.evolve(SMALL, queue_file_bytes=5 * 20)
+    with recording(root) as disk:
+        store = LevelStore.open(root, clock=clock, settings=settings)
+        first = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(60_000))
+        for _ in range(40):
+            store.schedule(Message("orders", b""), AfterMs(60_000))
+        store.flush()
+        assert store.cancel(first) is Cancellation.CANCELLED
+        abandon(store)
+        store = LevelStore.open(root, clock=clock, settings=settings)
+        store.flush()
+        moment = len(disk.events)
+        abandon(store)
     left = unsynced_files(disk.events, moment)
     assert [each for each in left if each.startswith(ROWS)] == []
 
