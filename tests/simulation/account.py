@@ -164,7 +164,10 @@ class Account:
         assert life.receipt is not None
         alike = [each for each in self._own() if each.name == life.name]
         if by_receipt and self.family == "levels":
-            meant, near = [life], []
+            # After a loss of power another may lie where a message was that is lost.
+            place = life.receipt.commit_log_offset
+            meant = [each for each in alike if each.receipt is not None]
+            meant, near = [each for each in meant if each.receipt.commit_log_offset == place], []
         else:
             named = [each for each in alike if self._is_named(each, life.receipt)]
             # By a receipt a wheel takes its message, and of those that share its handle any.

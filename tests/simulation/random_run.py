@@ -249,7 +249,7 @@ class RandomRun:
                 self.struck[self._strike.fault] += int(failing.failed > 0)
         try:
             world.say("  open")
-            world.open()
+            world.open_or_go_back()
         except DelayStoreError as error:
             raise WrongError(f"refused after a fault: {error}") from error
         if rng.random() < max(0.3, self._looks):
@@ -438,18 +438,9 @@ class RandomRun:
         world.say(f"change to {owner.engine} with slots of {owner.precision_ms} ms")
         self._end_of_owner(rng)
         before, world.owner = world.owner, owner
-        world.is_ours_alone = False
+        world.former_owner, world.is_ours_alone = before, False
         world.account.changed_hands(owner.family, max(owner.slot_ms, before.slot_ms, 1_000))
-        try:
-            world.open()
-        except DelayStoreError as error:
-            if world.disk.refused:
-                raise
-            world.say(f"  refused: {error}")
-            if str(world.root) not in str(error):
-                raise WrongError(f"a refusal that names no file: {error}") from error
-            world.owner = before
-            world.open()
+        world.open_or_go_back()
 
     def _change_family(self, rng: random.Random, to: str | None = None) -> None:
         """Levels and wheels by turns, each with messages of its own."""

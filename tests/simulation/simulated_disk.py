@@ -18,6 +18,7 @@ import errno
 import io
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,11 @@ def _part_of_a_write(name: str, given: Sequence[Any]) -> int | None:
 # --- the disk -------------------------------------------------------------------------------------
 
 
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
 class SimulatedDisk:
     """The events so far, and which descriptor and which path is which file."""
 
@@ -205,6 +211,7 @@ class SimulatedDisk:
         self._records = records
         self._files: dict[tuple[int, int], int] = {}
         self._held: list[int] = []
+        weakref.finalize(self, _close, self._held)  # also of a disk that nobody has watched
         self._count = -1
         self._is_paused = False
 
@@ -308,8 +315,7 @@ class SimulatedDisk:
 
     def finish(self) -> None:
         """Give the handles back."""
-        while self._held:
-            os.close(self._held.pop())
+        _close(self._held)
 
     # --- what os is asked for ---------------------------------------------------------------------
 

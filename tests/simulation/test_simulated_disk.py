@@ -7,7 +7,15 @@ import os
 from pathlib import Path
 
 from message_store.files.small_files import replace_file
-from tests.simulation.simulated_disk import Cut, Write, every_choice, loose, make_disk, recording
+from tests.simulation.simulated_disk import (
+    Cut,
+    SimulatedDisk,
+    Write,
+    every_choice,
+    loose,
+    make_disk,
+    recording,
+)
 
 
 def test_what_was_synced_is_never_missing_and_the_rest_in_every_choice(tmp_path: Path) -> None:
@@ -33,6 +41,17 @@ def test_what_was_synced_is_never_missing_and_the_rest_in_every_choice(tmp_path:
         assert len(content) == 100
         contents.add(content.replace(b"\0", b""))
     assert contents == {b"first", b"firstsecond", b"firstthird", b"firstsecondthird"}
+
+
+def test_a_disk_that_nobody_watches_gives_its_handles_back(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}").write_bytes(b"x")
+    before = len(os.listdir("/proc/self/fd"))
+    disk = SimulatedDisk(tmp_path)
+    disk.take_over()
+    assert len(os.listdir("/proc/self/fd")) >= before + 8
+    del disk
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_nothing_missing_is_the_directory_as_it_was(tmp_path: Path) -> None:

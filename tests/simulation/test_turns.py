@@ -6,6 +6,7 @@ one of them ends all.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -60,6 +61,23 @@ def test_threads_that_wait_for_each_other_are_told() -> None:
         errors = TURNS.run(works, random.Random(seed))
         stood += any(isinstance(error, StandstillError) for error in errors)
     assert 0 < stood < 30
+
+
+def test_a_thread_of_nobody_gives_way_to_nobody() -> None:
+    """It may have the number of one that is over."""
+    started: list[threading.Thread] = []
+
+    def start_some() -> None:
+        for _ in range(20):
+            started.append(threading.Thread(target=TURNS.step, daemon=True))
+            started[-1].start()
+            started[-1].join(5)
+            TURNS.step()
+
+    for seed in range(5):
+        works = [start_some, lambda: None, lambda: None]
+        assert TURNS.run(works, random.Random(seed)) == [None] * 3
+    assert not any(each.is_alive() for each in started)
 
 
 def test_a_kill_in_one_thread_ends_all() -> None:

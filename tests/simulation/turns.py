@@ -64,7 +64,7 @@ class Turns:
         for thread in threads:
             thread.join()
         errors = [each.error for each in self._all]
-        self._all, self._workers = [], {}
+        self._all = []
         return errors
 
     def _live(self, worker: _Worker) -> None:
@@ -77,6 +77,7 @@ class Turns:
             self._is_dead |= isinstance(error, Killed | StandstillError)
         finally:
             worker.is_over = True
+            del self._workers[threading.get_ident()]  # another thread may get the same
             self._pass_on()
 
     def _able(self) -> list[_Worker]:

@@ -25,7 +25,7 @@ from message_store import (
     MessageBatch,
     Severity,
 )
-from message_store.base.errors import UnsupportedDelayError
+from message_store.base.errors import DelayStoreError, UnsupportedDelayError
 from migrate.look.inspect import inspect_store
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
@@ -85,6 +85,8 @@ class World:
         """Every change of every disk that this store has lain on."""
         self.is_ours_alone = True
         """Whether no step was one that brokers cannot follow."""
+        self.former_owner: Owner | None = None
+        """Who had the store before, as long as the owner has not opened it."""
         self.is_stale = False
         """Whether messages may have been delivered that nobody has looked for."""
         self._lacks_entries = False
@@ -132,7 +134,20 @@ class World:
         """Open the store; refusals go to whoever asked."""
         if self._store is None:
             self._store = self.owner.open(self.root, self.clock)
-            self._lacks_entries = False
+            self._lacks_entries, self.former_owner = False, None
+
+    def open_or_go_back(self) -> None:
+        """Open the store; where a new owner is refused, the one before him goes on."""
+        try:
+            self.open()
+        except DelayStoreError as error:
+            if self.former_owner is None or self.disk.refused:
+                raise
+            self.say(f"  refused: {error}")
+            if str(self.root) not in str(error):
+                self.require([f"a refusal that names no file: {error}"])
+            self.owner = self.former_owner
+            self.open()
 
     def close(self, *, is_orderly: bool = True) -> None:
         """The end, after which everything outlives a loss of power if it was an orderly one."""
@@ -145,10 +160,14 @@ class World:
                 self.account.killed()
 
     def was_closed(self) -> None:
-        """Some thread closed the store in order."""
+        """Some thread closed the store: one in doubt is released as after a kill."""
+        is_broken = self.store.live.log.is_broken  # type: ignore[attr-defined]
         self.is_stale = True
         self._store = None
-        self.account.flushed()
+        if is_broken:
+            self.account.killed()
+        else:
+            self.account.flushed()
 
     def kill(self) -> None:
         """Let go of the files as a kill does, and leave the disk as it is."""
