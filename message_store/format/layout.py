@@ -8,6 +8,7 @@ these files.
 """
 
 import struct
+from collections.abc import Container
 from functools import cached_property
 
 import attrs
@@ -56,6 +57,10 @@ class Layout:
         names = [field.name for field in self.fields]
         fields = self.fields[names.index(first) : names.index(last) + 1]
         return Layout(f"{self.name}, {first} to {last}", fields)
+
+    def without(self, name: str, names: Container[str]) -> "Layout":
+        """The same without some fields, and with a name of its own."""
+        return Layout(name, tuple(field for field in self.fields if field.name not in names))
 
     def packer_around(self, part: "Layout") -> struct.Struct:
         """The struct that takes the bytes of a part in place of the part's fields: for a part that

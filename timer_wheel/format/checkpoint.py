@@ -98,6 +98,7 @@ OWN_CHECKPOINT = Layout(
         Field("log_begins", "i64", "timer log position before which everything is superseded"),
         Field("flushed_position", "i64", "timer log position up to which units are on disk"),
         Field("foreign_until", "i64", "commit log offset before which others delivered; 0: nobody"),
+        Field("parked_until_ms", "i64", "the last slot that held what was to roll; 0: nothing was"),
         Field("older_until", "i64", f"{_RECORDS_BEFORE} older slots; 0: none"),
         Field("older_precision_ms", "i64", MEANING_OF_WIDTHS),
         *(
@@ -108,12 +109,18 @@ OWN_CHECKPOINT = Layout(
                 ("older_precision_ms", MEANING_OF_WIDTHS),
             )
         ),
+        Field("format", "i64", "4: this table; earlier ones had other lengths or no such field"),
         Field("checksum", "i64", "CRC-32 of the bytes before it"),
     ),
 )
+_FORMAT = 4
 _OF_OLDER = [("older_until", "older_precision_ms")] + [
     (f"older_until_{number}", f"older_precision_ms_{number}") for number in range(1, MOST_WIDTHS)
 ]
+_WITHOUT_PARKED = OWN_CHECKPOINT.without(
+    "timer checkpoint, our own part before it knew what was to roll",
+    {"parked_until_ms", "format"},
+)
 _COPIES_FROM, *_SINCE_COPIES = (
     Field(name, "i64", "of an earlier version")
     for name in ("copies_from", "copies_hand_ms", "copies_position")
@@ -121,15 +128,11 @@ _COPIES_FROM, *_SINCE_COPIES = (
 _OF_EARLIER = {"names_from": [_COPIES_FROM], "foreign_until": _SINCE_COPIES}
 _WITHOUT_NAMES = Layout(
     "timer checkpoint, our own part before deliveries named their messages",
-    tuple(field for now in OWN_CHECKPOINT.fields for field in _OF_EARLIER.get(now.name, [now])),
+    tuple(field for now in _WITHOUT_PARKED.fields for field in _OF_EARLIER.get(now.name, [now])),
 )
-_WITH_ONE_WIDTH = Layout(
+_WITH_ONE_WIDTH = _WITHOUT_NAMES.without(
     "timer checkpoint, our own part with one older width",
-    tuple(
-        field
-        for field in _WITHOUT_NAMES.fields
-        if field.name not in {name for names in _OF_OLDER[1:] for name in names}
-    ),
+    {name for names in _OF_OLDER[1:] for name in names},
 )
 assert TIMER_CHECKPOINT.size <= OWN_PLACES[0]
 assert OWN_PLACES[0] + OWN_CHECKPOINT.size <= OWN_PLACES[1]
@@ -142,7 +145,8 @@ class OwnCheckpoint:
 
     Names begin at the last moment when nothing in the slots ahead of the hand was dealt with, or
     before: one too many does no harm (``redelivery.lineage``). Before ``foreign_until`` somebody
-    else delivered, a broker or an earlier version, whose copies name nothing.
+    else delivered, a broker or an earlier version, whose copies name nothing. Slots up to
+    ``parked_until_ms`` may hold what is to roll, whatever their units say.
 
     ``older`` are slots of other widths, before the wheel was made anew.
     """
@@ -153,6 +157,7 @@ class OwnCheckpoint:
     log_begins: int = 0
     flushed_position: int = 0
     foreign_until: int = 0
+    parked_until_ms: int = 0
     older: OlderSlots = NO_OLDER_SLOTS
 
     @property
@@ -183,7 +188,7 @@ def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
     rest = attrs.asdict(own, filter=lambda field, _: field.name != "older")
     fields = numbers | rest | _fields_of(own.older)
     checked_bytes = OWN_CHECKPOINT.offset_of("checksum")
-    content = OWN_CHECKPOINT.encode(**fields, checksum=0)[:checked_bytes]
+    content = OWN_CHECKPOINT.encode(**fields, format=_FORMAT, checksum=0)[:checked_bytes]
     checksum = OWN_CHECKPOINT.part("checksum", "checksum").encode(checksum=zlib.crc32(content))
     return content + checksum
 
@@ -239,7 +244,7 @@ def _unknown(own: OwnCheckpoint) -> OwnCheckpoint:
 
 def _decode_copy(content: bytes, place: int) -> tuple[TimerCheckpoint, OwnCheckpoint] | None:
     """The numbers of a broker and our own that were written here; None where that is damaged."""
-    layouts = (OWN_CHECKPOINT, _WITHOUT_NAMES, _WITH_ONE_WIDTH)
+    layouts = (OWN_CHECKPOINT, _WITHOUT_PARKED, _WITHOUT_NAMES, _WITH_ONE_WIDTH)
     found = (_decode_whole(content, place, layout) for layout in layouts)
     fields = next((each for each in found if each is not None), None)
     if fields is None or fields["precision_ms"] not in PRECISIONS_MS:
@@ -258,4 +263,5 @@ def _decode_whole(content: bytes, place: int, layout: Layout) -> dict[str, int] 
         return None
     fields = layout.decode_at(copy, 0)
     checked = copy[: layout.offset_of("checksum")]
-    return fields if fields["checksum"] == zlib.crc32(checked) else None
+    is_it = fields.get("format", _FORMAT) == _FORMAT
+    return fields if is_it and fields["checksum"] == zlib.crc32(checked) else None

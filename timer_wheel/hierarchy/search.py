@@ -107,13 +107,12 @@ def waits(index: TimerIndex, entry: Entry) -> bool:
 
 
 def _widths_ms(index: TimerIndex, entry: Entry) -> Int64s:
-    """How wide the slots were that it was stored for. While one waits for its slot's end the width
-    is not changed; of what is over nobody wrote it down.
-    """
-    if not waits(index, entry):
-        return np.array([EXACT_MS])
+    """How wide the slots were that it was stored for, as far as that was written down."""
     first_offsets = entry.facts.first_offsets(entry.commit_log_offset)
     return index.older.widths_of(first_offsets, index.slot_precision_ms)
+
+
+_ANY_MS = np.array([EXACT_MS])
 
 
 @attrs.frozen
@@ -134,6 +133,11 @@ class Named:
             for each in known
             if each.is_named_by(handle, first_offset, _widths_ms(index, each))
         ]
+        if not named:
+            # While one waits for its slot's end the width is not changed; of what is over nobody
+            # wrote it down.
+            over = [each for each in known if not waits(index, each)]
+            named = [each for each in over if each.is_named_by(handle, first_offset, _ANY_MS)]
         live = {
             each.recall_key: Target(each.message, int(each.facts.out_ms[0]), each.recall_key)
             for each in named

@@ -25,13 +25,14 @@ ROW_COLUMNS = 7
 
 PAGE_BYTES = 4096
 
-MARKERS, OVERDUE, ROLLS, DOUBTED, FALLS, LINKS = range(6)
+MARKERS, OVERDUE, ROLLS, DOUBTED, FALLS, LINKS, NEWEST = range(7)
 """What ``revise_wheel`` counts: delete markers that are yet to be read, what was due when it was
 stored and is yet to be read, and units, old and new, that were to roll, or have a time at which no
-slot begins, or whose records do not lie behind that of the unit before; and units whose link is
-one bit away from the last unit before them in their slot.
+slot begins, or whose records do not lie behind that of the unit before; and units whose link does
+not lead to the last unit before them in their slot. ``NEWEST`` is no count: where the record of the
+last unit lies, so that the next file goes on from there.
 """
-COUNTS = 6
+COUNTS = 7
 
 _UNIT = TIMER_UNIT.size
 _AT_SIZE = TIMER_UNIT.offset_of("size_bytes")
@@ -50,6 +51,7 @@ _AT_LAST = SLOT.offset_of("last_position")
 _AT_COUNT = SLOT.offset_of("unit_count")
 _AT_SLOT_MAGIC = SLOT.offset_of("magic")
 _UNKNOWN_FLAGS = ~0xF
+_HASH_BITS = 0xFFFFFFFF
 
 
 @inline_kernel
@@ -142,28 +144,29 @@ def revise_wheel(
     """Hang the units of a file, the first of which has this position, on a wheel in their order.
 
     What the hand has passed is left out. ``odd_links`` gets the positions of the first units that
-    are counted under LINKS, and where they should lead, as many as it has room for.
+    are counted under LINKS, where they should lead and where they do, as many as it has room for.
     """
-    hand, before = hand_ms // precision_ms, -1
+    hand = hand_ms // precision_ms
     for index in range(count):
         unit = units + index * _UNIT
         time_ms = _slot_time(unit)
         slot = time_ms // precision_ms
         flags = load_i32(unit + _AT_MAGIC)
         log_offset = load_i64(unit + _AT_LOG_OFFSET)
-        counts[FALLS] += log_offset <= before
-        before = log_offset
+        counts[FALLS] += log_offset <= counts[NEWEST]
+        counts[NEWEST] = log_offset
         counts[ROLLS] += flags & FLAG_ROLL != 0
         behind_ms = time_ms % precision_ms
         counts[DOUBTED] += behind_ms != 0 and behind_ms != OVERDUE_MARK_MS
         if slot >= hand:
             place = position + index * _UNIT
             below = _hang(wheel, dirty, slot, hand, place, flags)
-            other = load_i64(unit + _AT_PREVIOUS) ^ below
-            if other != 0 and other & (other - 1) == 0:
+            previous = load_i64(unit + _AT_PREVIOUS)
+            if previous != below:
                 if counts[LINKS] < len(odd_links):
                     odd_links[counts[LINKS], 0] = place
                     odd_links[counts[LINKS], 1] = below
+                    odd_links[counts[LINKS], 2] = previous
                 counts[LINKS] += 1
             counts[MARKERS] += flags & FLAG_DELETE != 0
             counts[OVERDUE] += time_ms % FINEST_MS == OVERDUE_MARK_MS
@@ -244,6 +247,20 @@ def walk_slots(
     return astray
 
 
+def may_be_of_topic(unit_hash: Any, topic_hash: int) -> Any:
+    """Whether a unit with this hash may be of a topic with that: one bit of it may have been
+    flipped. The record tells.
+
+    >>> may_be_of_topic(-2147483644, 4), may_be_of_topic(5, 4), may_be_of_topic(7, 4)
+    (True, True, False)
+    """
+    other = (unit_hash ^ topic_hash) & _HASH_BITS
+    return other & (other - 1) == 0
+
+
+_may_be_of_topic = inline_kernel(may_be_of_topic)
+
+
 @kernel("int64(int64, int64, int64, boolean, int64, int64, int64, int64, int64[:, ::1])")
 def scan_units(
     units: int,
@@ -265,7 +282,7 @@ def scan_units(
     found = 0
     for index in range(count):
         unit = units + index * _UNIT
-        if not is_any and load_i32(unit + _AT_TOPIC_HASH) != topic_hash:
+        if not is_any and not _may_be_of_topic(load_i32(unit + _AT_TOPIC_HASH), topic_hash):
             continue
         time_ms = _slot_time(unit)
         is_it = first_ms <= time_ms <= last_ms or load_i32(unit + _AT_MAGIC) & flags != 0

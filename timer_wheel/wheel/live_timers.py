@@ -12,7 +12,7 @@ import numpy as np
 from message_store.columns.byte_column import Int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
-from timer_wheel.format.checkpoint import OwnCheckpoint
+from timer_wheel.format.checkpoint import UNKNOWN, OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import (
     OVERDUE_MARK_MS,
@@ -63,8 +63,9 @@ class LiveTimers:
     are the log offsets of messages on the wheel that were dealt with although their slot is not
     over, in order; ``early`` are messages on the wheel that are due before their slot is over.
     Records that the log got since ``names_from`` name what of all that was dealt with.
-    ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
-    ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
+    ``has_rolled`` says whether anything ever had farther to go than a round, as far as units and
+    the checkpoint tell: slots up to ``parked_until_ms`` may hold such. ``placed_again`` says which
+    may be copies, whatever units tell. What the timer log holds before
     ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
     anew. Before ``foreign_until`` of the commit log others may have delivered, who name nothing.
     ``mended_units`` is how many contradicted their records; ``lost`` are messages that nobody can
@@ -94,6 +95,7 @@ class LiveTimers:
         self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
         self.has_rolled = False
+        self.parked_until_ms = 0
         self.placed_again = PlacedAgain()
         self.log_begins = log_begins
         self.older = older
@@ -111,9 +113,16 @@ class LiveTimers:
     # --- how it begins ----------------------------------------------------------------------------
 
     def begin(self, wheel: LiveWheel, *, has_rolled: bool, early: TimerRows, mended: int) -> None:
-        """Take what the units of the timer log tell when the store is opened."""
-        self.wheel, self.has_rolled, self.early = wheel, has_rolled, early
-        self.mended_units = mended
+        """Take what the units of the timer log tell when the store is opened. A unit may have lost
+        the flag that it is to roll: the checkpoint of ours knows whether there are any.
+        """
+        self.wheel, self.early, self.mended_units = wheel, early, mended
+        own = self.files.found_own
+        if own is not None and own.parked_until_ms != UNKNOWN:
+            self.parked_until_ms = own.parked_until_ms
+        elif has_rolled:
+            self.parked_until_ms = wheel.hand_ms + WHEEL_SLOTS * self.precision_ms
+        self.has_rolled = has_rolled or self.parked_until_ms >= wheel.hand_ms
 
     def resume_at(self, queue_offset: int) -> None:
         """Entries before this queue offset have their units, or need none."""
@@ -165,6 +174,7 @@ class LiveTimers:
             older=older,
         )
         made.placed_end, made.has_rolled = self.placed_end, self.has_rolled
+        made.parked_until_ms = self.parked_until_ms
         if early is not None:
             made.metrics.forget()
             made.early = early
@@ -198,10 +208,9 @@ class LiveTimers:
         rolls = is_message & needs_roll(out_ms, write_ms, self.precision_ms, self.window_slots)
         rolls &= ~was_due_when_stored(out_ms)  # its copy would be promised for when that is stored
         if rolls.any():
-            self.has_rolled = True
-            rows.table[FLAGS] |= np.where(rolls, FLAG_ROLL, 0)
             parked = roll_slot_ms(out_ms, write_ms, self.precision_ms, self.window_slots)
             rows.table[SLOT_TIME] = np.where(rolls, parked, out_ms)
+            self._are_to_roll(rows, rolls)
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
     # --- placing ----------------------------------------------------------------------------------
@@ -300,12 +309,17 @@ class LiveTimers:
         is_parked = is_behind | is_beyond
         if not is_parked.any():
             return
-        self.has_rolled = True
-        rows.table[FLAGS] |= np.where(is_parked, FLAG_ROLL, 0)
         rows.table[SLOT_TIME, is_behind] = hand_ms + OVERDUE_MARK_MS
         is_marked = was_due_when_stored(rows.slot_time_ms[is_beyond])
         rows.table[SLOT_TIME, is_beyond] = last_ms + is_marked * OVERDUE_MARK_MS
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
+        self._are_to_roll(rows, is_parked)
+
+    def _are_to_roll(self, rows: TimerRows, chosen: Bools) -> None:
+        self.has_rolled = True
+        until_ms = int(rows.slot_time_ms[chosen].max())
+        self.parked_until_ms = max(self.parked_until_ms, until_ms)
+        rows.table[FLAGS] |= np.where(chosen, FLAG_ROLL, 0)
 
     def _place(self, found: Unplaced, chosen: Bools | None = None) -> None:
         """Append the units of these entries, which are the next, or of some of them; sets their
@@ -356,7 +370,6 @@ class LiveTimers:
     def believe_records(self, rows: TimerRows, facts: TimerFacts) -> TimerRows:
         """The rows; where a slot is before the time that the record tells, as ones that roll."""
         is_early = facts.is_fine & ~rows.is_roll & ~was_due_when_stored(rows.slot_time_ms)
-        is_early &= rows.commit_log_offset >= self.older.until
         is_early &= rows.slot_time_ms < floor_ms(facts.out_ms, self.precision_ms)
         if not is_early.any():
             return rows
@@ -424,6 +437,7 @@ class LiveTimers:
             log_begins=self.log_begins,
             flushed_position=self.log.end,
             foreign_until=self.foreign_until,
+            parked_until_ms=self.parked_until_ms,
             older=self.older,
         )
 

@@ -33,6 +33,7 @@ from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
 from timer_wheel.timers.rows import TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import (
     COUNTS,
+    NEWEST,
     POSITION,
     ROW_COLUMNS,
     count_units,
@@ -78,7 +79,7 @@ class FileUnits:
     count: int
 
 
-_NO_LINKS: Int64s = np.empty((0, 2), np.int64)
+_NO_LINKS: Int64s = np.empty((0, 3), np.int64)
 
 NO_SLOT = -1
 """For ``LiveTimerLog.find``: what is in some slot alone is not wanted."""
@@ -153,9 +154,10 @@ class LiveTimerLog:
     def revise(self, wheel: LiveWheel, odd_links: Int64s = _NO_LINKS) -> Int64s:
         """Hang every unit that the hand has not passed on an empty wheel; returns what
         ``unit_kernels`` counts. A row of ``odd_links`` gets the position of each unit with an odd
-        link, and where it should lead.
+        link, where it should lead, and where it does.
         """
         counts = np.zeros(COUNTS, np.int64)
+        counts[NEWEST] = -1
         wheel.will_hold(0)
         for file in self.files():
             revise_wheel(

@@ -149,9 +149,9 @@ def _open(
     apply_older_markers(timers)
     if waiting is not None:
         timers.believe(waiting)
-    elif not store.settings.repeat_after_kill:
+    elif not store.repeats:
         _account(timers)
-    if is_in_doubt:
+    if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
         note_what_is_damaged(timers)
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)

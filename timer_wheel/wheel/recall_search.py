@@ -28,7 +28,7 @@ from timer_wheel.timers.recall import (
     without_target,
 )
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, facts_then
-from timer_wheel.timers.unit_kernels import TOPIC_HASH
+from timer_wheel.timers.unit_kernels import TOPIC_HASH, may_be_of_topic
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT
 
@@ -122,9 +122,12 @@ def find_markers(
 ) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
     which were applied when the wheel was made anew (``OlderMarks``). ``mended`` are rows whose
-    units still have wrong flags. Records are believed, not flags.
+    units still have wrong flags. Records are believed, not flags. What waits in the hand's slot
+    because that was over may have its marker before it.
     """
     marks = RecallMarks()
+    promised_ms = floor_ms(timers.facts(timers.early).out_ms, timers.precision_ms)
+    from_ms = int(promised_ms.min(initial=from_ms))
     placed = timers.log.find(None, NO_SLOT, 0, flags=FLAG_DELETE)
     placed = placed if mended is None else TimerRows.together([placed, mended])
     placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
@@ -261,7 +264,12 @@ class Search:
         rows = TimerRows.together([rows, *self._queued()])
         facts = timers.facts(rows, keys=True)
         log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
-        is_named = self._is_named(rows, facts, waits=False)
+        widths_ms = self._widths_ms(rows, facts)
+        is_named = self._is_named(rows, facts, widths_ms)
+        if not is_named.any():
+            # Of what was over when the wheel got its width nobody wrote down the one before.
+            any_ms = np.where(timers.are_waiting(rows), widths_ms, EXACT_MS)
+            is_named = self._is_named(rows, facts, any_ms)
         return fate(log, *places, facts, is_named, timers.older)
 
     def _queued(self) -> Iterator[TimerRows]:
@@ -281,11 +289,12 @@ class Search:
 
     def _among(self, rows: TimerRows) -> Iterator[Target]:
         """The messages of the handle among these rows that no marker takes yet."""
-        rows = rows.rows((rows.table[TOPIC_HASH] == self._topic_hash) & ~rows.is_marker)
+        may_be = may_be_of_topic(rows.table[TOPIC_HASH], self._topic_hash)
+        rows = rows.rows(may_be & ~rows.is_marker)
         if not len(rows):
             return
         facts = self._timers.facts(rows, keys=True)
-        is_live = self._is_named(rows, facts, waits=True)
+        is_live = self._is_named(rows, facts, self._widths_ms(rows, facts))
         is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         for row in np.flatnonzero(is_live).tolist():
             record = self._record(rows, row)
@@ -296,18 +305,19 @@ class Search:
             int(rows.commit_log_offset[row]), int(rows.size_bytes[row])
         )
 
-    def _is_named(self, rows: TimerRows, facts: TimerFacts, *, waits: bool) -> Bools:
+    def _widths_ms(self, rows: TimerRows, facts: TimerFacts) -> Int64s:
+        first_offsets = facts.first_offsets(rows.commit_log_offset)
+        return self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
+
+    def _is_named(self, rows: TimerRows, facts: TimerFacts, widths_ms: Int64s) -> Bools:
         """Which rows the handle or the receipt names: by time, topic, key and first record. A
         broker's handle says the millisecond after the out time, ours the promise in slots of its
-        day.
+        day, which were as wide as this.
         """
         handle = self._handle
         is_named = np.zeros(len(rows), bool)
         may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
         first_offsets = facts.first_offsets(rows.commit_log_offset)
-        widths_ms = np.full(len(rows), EXACT_MS)
-        if waits:  # of what was over when the wheel got its width nobody wrote down the one before
-            widths_ms = self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
         may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms, widths_ms)
         may_be &= facts.is_fine
         if self._first_offset is not None:

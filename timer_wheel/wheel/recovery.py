@@ -51,8 +51,7 @@ def goes_back(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheck
     """Whether to begin where the last flush was, and find out from there what was done since. After
     an orderly end, which is one, that is where the wheel stands.
     """
-    is_asked_for = not store.settings.repeat_after_kill
-    return is_asked_for and own is not None and own.is_known
+    return not store.repeats and own is not None and own.is_known
 
 
 def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) -> bool:
@@ -106,7 +105,7 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
         return
     place_from = None
     if position % log.file_bytes == 0:
-        first = int(log.unit_at(position).commit_log_offset.min())
+        first = min(int(rows.commit_log_offset.min()) for rows in log.all_units(position))
         place_from = store.queue(TIMER_TOPIC, 0).first_behind(first - 1)
         for start in log.segments.starts:  # what is kept is on the disk before that says so
             log.segments.doubt(start)
@@ -170,13 +169,11 @@ def truncate_astray(
 
 
 def _first_fall(log: LiveTimerLog) -> int | None:
-    """The first unit whose record does not lie before that of the next in its file: a wheel that is
-    made anew begins a file.
+    """The first unit whose record does not lie before that of the next. What a wheel held before it
+    was made anew is gone by now.
     """
     before = TimerRows.empty()
     for rows in log.all_units():
-        if rows.position[0] % log.file_bytes == 0:
-            before = TimerRows.empty()
         joined = TimerRows.together([before, rows])
         falls = np.flatnonzero(np.diff(joined.commit_log_offset) <= 0)
         if len(falls):

@@ -186,6 +186,20 @@ class LiveWheel:
         is_it &= here["time_units"] >= max(self.hand_ms // self.precision_ms, 1)
         return np.sort(here["time_units"][is_it].astype(np.int64))
 
+    def told_otherwise(self, file: WheelSlots) -> tuple[Int64s, Int64s]:
+        """The first and the last units of slots of the file that are yet to be read and have others
+        here: their positions, and their slots in units of the precision.
+        """
+        here, there = self.slots[file.index], file.slots
+        is_other = here["time_units"] != there["time_units"]
+        for name in ("first_position", "last_position"):
+            is_other |= here[name] != there[name]
+        is_other &= there["time_units"] >= max(self.hand_ms // self.precision_ms, 1)
+        is_other &= there["time_units"] % WHEEL_SLOTS == file.index
+        other = there[is_other]
+        positions = np.concatenate([other["first_position"], other["last_position"]])
+        return positions.astype(np.int64), np.tile(other["time_units"].astype(np.int64), 2)
+
     def take_dirty_pieces(self) -> Iterator[tuple[int, memoryview]]:
         """The pages that changed, neighbours together, as (file offset, bytes); each is noted as
         written when the next is asked for.

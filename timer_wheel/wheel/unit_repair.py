@@ -6,26 +6,28 @@ or one millisecond behind one for what was overdue. No single bit of a delay or 
 from one multiple to another: the times alone tell which records to read. A delete marker that has
 lost its flag looks like any message. The wheel file counts it the other way; at the latest a turn
 reads its record. A unit that leads to no record has its entry in the queue. A link leads to the
-last unit before it in its slot.
+last unit before it in its slot. Where it does not, one of the two may have lost its slot.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import attrs
 import numpy as np
 
 from message_store.base.printable import counted
-from message_store.columns.byte_column import Int64s
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.interface.delay_store import Finding, Severity
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
-from timer_wheel.format.wheel_math import roll_slot_ms
+from timer_wheel.format.wheel_math import floor_ms, roll_slot_ms
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import (
     DOUBTED,
     FLAGS,
+    LINKS,
     LOG_OFFSET,
     MARKERS,
     OVERDUE,
@@ -41,11 +43,15 @@ log is damaged, and looking for each takes long. A choice, not measured.
 """
 _TIME_BITS = 64
 _DELAY_BITS = 32
+_MOST_DELAY_MS = 1 << 31
+
+Times = tuple[int, int]
+"""The placing time and the delay of a unit, in milliseconds."""
 
 
 def mend_units(timers: LiveTimers, counts: Int64s, file: WheelSlots | None) -> int:
-    """Put right what contradicts its record, among the units whose times or flags, or whose slots
-    in the wheel file, give a reason to look; returns how many. ``counts`` is what ``revise``
+    """Put right what contradicts its record, among the units whose times, flags or links, or whose
+    slots in the wheel file, give a reason to look; returns how many. ``counts`` is what ``revise``
     counted. Raises TargetError.
     """
     mended = 0
@@ -53,27 +59,83 @@ def mend_units(timers: LiveTimers, counts: Int64s, file: WheelSlots | None) -> i
     if len(slots):
         rows, _ = timers.log.walk(timers.wheel, slots)
         mended += mend_flags(timers, rows, timers.facts(rows))
-    if not (counts[DOUBTED] or counts[OVERDUE] or counts[MARKERS]):
+    told = _Told.of(timers, int(counts[LINKS]), file)
+    if not (counts[DOUBTED] or counts[OVERDUE] or counts[MARKERS] or len(told.doubted)):
         return mended
     for rows in timers.log.all_units():
         off_ms = rows.slot_time_ms % timers.precision_ms
         is_ahead = rows.slot_time_ms >= timers.wheel.hand_ms
         doubted = is_ahead & (rows.is_marker | (off_ms == OVERDUE_MARK_MS))
         doubted |= (off_ms != 0) & (off_ms != OVERDUE_MARK_MS)
-        mended += _mend(timers, rows.rows(doubted))
+        doubted |= np.isin(rows.position, told.doubted)
+        mended += _mend(timers, rows.rows(doubted), told)
     return mended
 
 
-def _mend(timers: LiveTimers, rows: TimerRows) -> int:
+@attrs.frozen(eq=False)
+class _Told:
+    """What links and the wheel file tell of the slots of units otherwise than their own times.
+
+    ``slots`` has for the position of a unit the slots that it may have been in, in units of the
+    precision. ``doubted`` are the positions of all that may be in another slot than their own:
+    these, and the ends of links that do not lead to the last unit before in the slot. Nothing but
+    damage makes such links, and a process that was stopped while it put units away.
+    """
+
+    slots: Mapping[int, set[int]]
+    doubted: Int64s
+
+    @classmethod
+    def of(cls, timers: LiveTimers, odd_links: int, file: WheelSlots | None) -> "_Told":
+        """Of so many links that ``revise`` counted, and the file."""
+        links = _odd_links(timers, odd_links)
+        units, below, previous = links.T
+        ends, theirs = np.concatenate([units, previous]), np.concatenate([previous, units])
+        slots = _slots_at(timers, theirs)
+        positions, its_slots = int64s([]), int64s([])
+        if file is not None:
+            positions, its_slots = timers.wheel.told_otherwise(file)
+        if len(positions) <= _MOST_DAMAGED:  # else the file is of another time
+            ends, slots = np.concatenate([ends, positions]), np.concatenate([slots, its_slots])
+        known = _slots_at(timers, ends)
+        is_other = (slots >= 0) & (known >= 0) & (slots != known)
+        told: dict[int, set[int]] = {}
+        for position, slot in zip(ends[is_other].tolist(), slots[is_other].tolist(), strict=True):
+            told.setdefault(position, set()).add(slot)
+        return cls(told, np.unique(np.concatenate([units, below, previous, ends[is_other]])))
+
+
+def _odd_links(timers: LiveTimers, count: int) -> Int64s:
+    """Units whose link does not lead to the last unit before them in their slot, a row each: where
+    they are, where they should lead and where they do.
+    """
+    wheel, links = timers.wheel, np.empty((count, 3), np.int64)
+    if count:
+        timers.log.revise(LiveWheel(wheel.precision_ms, wheel.hand_ms), links)
+    return links
+
+
+def _slots_at(timers: LiveTimers, positions: Int64s) -> Int64s:
+    """The slots of the units at these positions, in units of the precision; -1 where none is."""
+    times = timers.log.slot_times_at(positions) if len(positions) else positions
+    return np.where(times < 0, -1, times // timers.precision_ms)
+
+
+def _mend(timers: LiveTimers, rows: TimerRows, told: _Told) -> int:
     if not len(rows):
         return 0
     rows, facts, mended = mend_places(timers, rows)
     mended += mend_flags(timers, rows, facts)
     misplaced = np.zeros(len(rows), bool)
-    is_judged = facts.is_fine & (rows.commit_log_offset >= timers.older.until)
-    for row in np.flatnonzero(is_judged).tolist():
+    times_ms = rows.slot_time_ms
+    was_put_away = times_ms % timers.precision_ms == OVERDUE_MARK_MS
+    was_put_away &= times_ms < timers.wheel.hand_ms
+    asked = facts.is_fine & (times_ms != facts.out_ms) & ~was_put_away
+    for row in np.flatnonzero(asked).tolist():
         unit = rows.rows(slice(row, row + 1))
-        times = _right_times(timers, unit, int(facts.out_ms[row]), int(facts.store_ms[row]))
+        slots = told.slots.get(int(unit.position[0]), set())
+        out_ms, store_ms = int(facts.out_ms[row]), int(facts.store_ms[row])
+        times = _right_times(timers, unit, out_ms, store_ms, slots)
         if times is not None:
             write_ms, delay_ms = times
             timers.log.overwrite(int(unit.position[0]), write_time_ms=write_ms, delay_ms=delay_ms)
@@ -162,14 +224,19 @@ def _fits(timers: LiveTimers, unit: TimerRows, offset: int, size_bytes: int) -> 
 
 
 def mend_links(timers: LiveTimers, count: int) -> int:
-    """Let units whose link is one bit away from the last unit before them in their slot lead there:
-    so many that ``revise`` counted. Raises TargetError.
+    """Let units lead to the last unit before them in their slot whose link is one bit away from
+    that, or leads to no unit before them in their slot: of so many that ``revise`` counted. Returns
+    how many. Raises TargetError.
     """
-    wheel, odd_links = timers.wheel, np.empty((count, 2), np.int64)
-    timers.log.revise(LiveWheel(wheel.precision_ms, wheel.hand_ms), odd_links)
-    for position, previous in odd_links.tolist():
-        timers.log.overwrite(position, previous_position=previous)
-    return count
+    links = _odd_links(timers, count)
+    units, below, previous = links.T
+    slots, others = _slots_at(timers, units), _slots_at(timers, previous)
+    other = below ^ previous
+    astray = (previous >= units) | (others != slots) & (previous >= timers.log.segments.min_offset)
+    mended = links[(other & (other - 1) == 0) | astray]
+    for position, right, _ in mended.tolist():
+        timers.log.overwrite(position, previous_position=right)
+    return len(mended)
 
 
 def _slot(timers: LiveTimers, time_ms: Int64s) -> int:
@@ -222,36 +289,46 @@ def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:
 
 
 def _right_times(
-    timers: LiveTimers, unit: TimerRows, out_ms: int, store_ms: int
-) -> tuple[int, int] | None:
-    """Placing time and delay one flipped bit away that fit the record; None if they are right, or
-    nothing fits.
+    timers: LiveTimers, unit: TimerRows, out_ms: int, store_ms: int, slots: set[int]
+) -> Times | None:
+    """Placing time and delay, one flipped bit away, that fit the record; None if they are right, or
+    nothing fits. ``slots`` are those that something else tells of the unit. They count where one of
+    its times can only be damaged: what was dealt with is in another slot than its record's too.
     """
     slot_ms, write_ms = int(unit.slot_time_ms[0]), int(unit.write_time_ms[0])
     delay_ms, width_ms = slot_ms - write_ms, timers.precision_ms
-    if slot_ms == out_ms:
-        return None
-    if not unit.is_roll[0]:
-        ways = [way for way in _with_one_bit(write_ms, delay_ms) if sum(way) == out_ms]
-        if not ways and slot_ms % width_ms not in (0, OVERDUE_MARK_MS):
+    one_bit = [*_with_one_bit(write_ms, delay_ms)]
+    placed_ms = floor_ms(store_ms, width_ms)
+    is_whole = slot_ms % width_ms in (0, OVERDUE_MARK_MS)
+    has_hole = slot_ms < _MOST_DELAY_MS or delay_ms == 0
+    if unit.is_roll[0]:
+        if is_whole and not has_hole:
+            return None
+        # It may be in any slot before its own.
+        its = [each * width_ms for each in sorted(slots) if each <= out_ms // width_ms]
+        ways = [way for way in one_bit if way[0] % width_ms == 0 and sum(way) in its]
+        ways = ways or [(placed_ms, each - placed_ms) for each in its[-1:]]
+        if not ways and write_ms % width_ms != 0:
+            ways = [way for way in one_bit if way[0] % width_ms == 0]
+        begin_ms = placed_ms if has_hole else write_ms
+        parked_ms = int(roll_slot_ms(out_ms, begin_ms, width_ms, timers.window_slots))
+        ways = ways or [(begin_ms, min(parked_ms, floor_ms(out_ms, width_ms)) - begin_ms)]
+    else:
+        ways = [way for way in one_bit if sum(way) == out_ms]
+        if not ways and has_hole and out_ms // width_ms in slots:
+            ways = [(placed_ms, out_ms - placed_ms)]
+        if not ways and not is_whole:
             # It was put into a slot that was over then, or was due at once on an older wheel.
             ways = [
-                way
-                for way in _with_one_bit(write_ms, delay_ms)
-                if way[0] % width_ms == 0 and sum(way) % width_ms == OVERDUE_MARK_MS
+                (write, delay)
+                for write, delay in one_bit
+                if write % width_ms == 0 and (write + delay) % width_ms == OVERDUE_MARK_MS
             ]
-        return min(ways, key=lambda way: (abs(way[0] - store_ms), abs(way[1])), default=None)
-    if slot_ms % width_ms in (0, OVERDUE_MARK_MS):
-        return None
-    if write_ms % width_ms == 0:
-        parked_ms = int(roll_slot_ms(out_ms, write_ms, width_ms, timers.window_slots))
-        return write_ms, parked_ms - write_ms
-    whole = [each for each in _flipped(write_ms, _TIME_BITS) if each % width_ms == 0]
-    write_ms = min(whole, key=lambda each: abs(each - store_ms), default=write_ms)
-    return write_ms, delay_ms
+    ways = [way for way in ways if abs(way[1]) < _MOST_DELAY_MS]
+    return min(ways, key=lambda way: (abs(way[0] - store_ms), abs(way[1])), default=None)
 
 
-def _with_one_bit(write_ms: int, delay_ms: int) -> Iterator[tuple[int, int]]:
+def _with_one_bit(write_ms: int, delay_ms: int) -> Iterator[Times]:
     """Placing times and delays that differ from these in one bit."""
     for each in _flipped(delay_ms, _DELAY_BITS):
         yield write_ms, each

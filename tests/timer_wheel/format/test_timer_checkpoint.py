@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from message_store.files.store_root import StoreRoot
 from timer_wheel.format.checkpoint import (
     OWN_PLACES,
+    UNKNOWN,
     OwnCheckpoint,
     TimerCheckpoint,
     decode_own,
@@ -62,7 +63,7 @@ def test_arbitrary_bytes_are_some_checkpoint(content: bytes) -> None:
 @pytest.mark.parametrize("count", range(MOST_WIDTHS + 1))
 def test_older_widths_are_read_as_they_were_written(count: int) -> None:
     older = OlderSlots(tuple(range(100, 100 + count)), (1, 100, 1000, 200)[:count])
-    own = OwnCheckpoint(5, 6, 100, 7, 8, 9, older)
+    own = OwnCheckpoint(5, 6, 100, 7, 8, 9, 10, older)
     content = bytearray(4096)
     for place in OWN_PLACES:
         copy = encode_own(own, CHECKPOINT)
@@ -82,9 +83,20 @@ def test_of_a_copy_that_an_earlier_version_wrote_only_the_width_of_slots_counts(
     content = b"".join([BROKER_BYTES.ljust(64, b"\0"), copy.ljust(192, b"\0"), copy])
     found = decode_own(content.ljust(4096, b"\0"), CHECKPOINT)
     widths = OlderSlots((500,), (1000,))
-    assert found.own == OwnCheckpoint(-1, -1, 100, 7, -1, -1, widths)
+    assert found.own == OwnCheckpoint(-1, -1, 100, 7, -1, -1, -1, widths)
     assert not found.own.is_known
     assert not found.is_damaged
+
+
+def test_a_copy_from_before_it_said_what_is_to_roll_counts_but_for_that() -> None:
+    numbers = struct.unpack(">7q", BROKER_BYTES)
+    copy = struct.pack(">21q", *numbers, 5, 6, 100, 7, 8, 9, 500, 1000, *[0] * 6)
+    copy += struct.pack(">q", zlib.crc32(copy))
+    content = b"".join([BROKER_BYTES.ljust(64, b"\0"), copy.ljust(192, b"\0"), copy])
+    found = decode_own(content.ljust(4096, b"\0"), CHECKPOINT)
+    widths = OlderSlots((500,), (1000,))
+    assert found.own == OwnCheckpoint(5, 6, 100, 7, 8, 9, UNKNOWN, widths)
+    assert (found.own.is_known, found.is_damaged) == (True, False)
 
 
 def test_more_widths_than_there_is_room_for_become_one_that_is_never_early() -> None:
