@@ -403,8 +403,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "hierarchy-handle-of-any-width",
         "timer_wheel/hierarchy/search.py",
-        "    if not waits(index, entry):",
-        "    if entry is not None:",
+        "            if each.is_named_by(handle, first_offset, _widths_ms(index, each))",
+        "            if each.is_named_by(handle, first_offset, _ANY_MS)",
         "tests/timer_wheel/hierarchy/test_precision.py::test_a_handle_takes_no_neighbour_of_its_key",
     ),
     Mutation(
@@ -437,6 +437,84 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "    position = None",
         "tests/timer_wheel/wheel/test_flipped_units.py"
         "::test_a_unit_that_leads_to_another_record_is_placed_again",
+    ),
+    Mutation(
+        "order-within-a-file",
+        "timer_wheel/wheel/recovery.py",
+        "        before = joined.rows(slice(-1, None))",
+        "        before = joined.rows(slice(-1, 0))",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_the_unit_at_a_files_border_may_not_lead_to_another_record",
+    ),
+    Mutation(
+        "neighbours-tell-no-slot",
+        "timer_wheel/wheel/unit_repair.py",
+        "        doubted |= np.isin(rows.position, told.doubted)",
+        "        doubted |= rows.position < 0",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_unit_that_lost_its_times_is_in_the_slot_that_others_tell",
+    ),
+    Mutation(
+        "wheel-file-tells-no-slot",
+        "timer_wheel/wheel/unit_repair.py",
+        "        if file is not None:\n            positions",
+        "        if file is None:\n            positions",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_unit_that_lost_its_times_is_in_the_slot_that_others_tell",
+    ),
+    Mutation(
+        "parked-forgotten",
+        "timer_wheel/wheel/live_timers.py",
+        "        self.parked_until_ms = max(self.parked_until_ms, until_ms)",
+        "        self.parked_until_ms = min(self.parked_until_ms, until_ms)",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_unit_that_lost_its_roll_flag_is_not_early_with_another_window",
+    ),
+    Mutation(
+        "hash-to-the-bit",
+        "timer_wheel/timers/unit_kernels.py",
+        "    return other & (other - 1) == 0",
+        "    return other == 0",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_bit_of_a_topics_hash_hides_no_message_from_a_cancel",
+    ),
+    Mutation(
+        "closed-stores-repeat",
+        "message_store/writing/store.py",
+        "settings.repeat_after_kill and not self.was_clean",
+        "settings.repeat_after_kill",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_store_that_was_closed_repeats_nothing_after_a_flipped_bit",
+    ),
+    Mutation(
+        "markers-from-the-hand-on",
+        "timer_wheel/wheel/recall_search.py",
+        "    from_ms = int(promised_ms.min(initial=from_ms))",
+        "    from_ms = int(promised_ms.max(initial=from_ms))",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_marker_before_the_hand_takes_back_what_waits_in_the_hands_slot",
+    ),
+    Mutation(
+        "any-width-is-named",
+        "timer_wheel/wheel/recall_search.py",
+        "        if not is_named.any():\n            # Of what",
+        "        if len(is_named):\n            # Of what",
+        "tests/timer_wheel/wheel/test_flipped_units_of_other_wheels.py"
+        "::test_a_cancel_is_answered_about_the_message_of_the_slot_that_is_named",
+    ),
+    Mutation(
+        "cancels-not-synced",
+        "message_store/writing/recovery.py",
+        "            if queue.topic == LEVEL_TOPIC:",
+        '            if queue.topic == "":',
+        "tests/simulation/test_synced_names.py::test_a_flush_after_a_kill_waits_for_the_cancels_of_the_killed_process",
+    ),
+    Mutation(
+        "replaced-sources-cached",
+        "message_store/kernels/cache.py",
+        "        if path.stat().st_ctime_ns // 1_000_000 >= BEGAN_MS:",
+        "        if path.stat().st_ctime_ns < 0:",
+        "tests/message_store/kernels/test_cache.py::test_a_process_whose_sources_are_replaced_leaves_nothing_for_others",
     ),
     Mutation(
         "link-of-a-unit-believed",
