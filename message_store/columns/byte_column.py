@@ -32,11 +32,18 @@ def int64s(values: ArrayLike) -> Int64s:
     return np.ascontiguousarray(values, np.int64)
 
 
-def _of_its_own(values: ArrayLike) -> Int64s:
-    """A copy of these numbers: kernels read at the places that were checked, whatever becomes of
-    the array that was given.
+@attrs.frozen(eq=False)
+class Fresh:
+    """Numbers as a kernel takes them, in an array that nobody else writes to."""
+
+    numbers: Int64s
+
+
+def _of_its_own(values: "ArrayLike | Fresh") -> Int64s:
+    """These numbers if they are fresh, or a copy: kernels read at the places that were checked,
+    whatever becomes of the array that was given.
     """
-    return np.array(values, np.int64, order="C")
+    return values.numbers if isinstance(values, Fresh) else np.array(values, np.int64, order="C")
 
 
 @attrs.frozen(eq=False)
@@ -106,9 +113,9 @@ class ByteColumn:
         ends = np.zeros(1, np.int64)
         if offsets_buffer is not None and offsets_buffer.size:
             whole = np.frombuffer(offsets_buffer, kind)
-            ends = int64s(whole[array.offset : array.offset + len(array) + 1])
+            ends = whole[array.offset : array.offset + len(array) + 1].astype(np.int64)
         data = np.frombuffer(data_buffer or b"", np.uint8)
-        return cls(data, ends[:-1], np.diff(ends))
+        return cls(data, Fresh(ends[:-1]), Fresh(np.diff(ends)))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -123,7 +130,8 @@ class ByteColumn:
     def take(self, rows: ArrayLike | slice) -> "ByteColumn":
         """The same strings at these rows, in this order; nothing is copied."""
         chosen = rows if isinstance(rows, slice) else int64s(rows)
-        return ByteColumn(self.data, self.starts[chosen], self.lengths[chosen])
+        starts, lengths = int64s(self.starts[chosen]), int64s(self.lengths[chosen])
+        return ByteColumn(self.data, Fresh(starts), Fresh(lengths))
 
     def to_arrow(self, kind: pa.DataType | None = None) -> pa.Array:
         """The column copied into an Arrow array: ``large_binary``, or what ``kind`` says.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from message_store.base.errors import BadFieldError
-from message_store.columns.byte_column import ByteColumn, Int64s, int64s
+from message_store.columns.byte_column import ByteColumn, Fresh, Int64s, int64s
 from message_store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from message_store.kernels.properties import (
     NUMBER_MAX_BYTES,
@@ -61,7 +61,7 @@ def join_property_columns(pieces: Sequence[Piece], *, closed: bool = True) -> By
     bad = join_pieces(int64s(table), closed, address_of(block), starts, lengths)
     if bad >= 0:
         raise BadFieldError(f"row {bad}: a property value that holds a separator")
-    return ByteColumn(block, starts, lengths)
+    return ByteColumn(block, Fresh(starts), Fresh(lengths))
 
 
 def find_property_column(texts: ByteColumn, name: str) -> ByteColumn:
@@ -74,7 +74,7 @@ def find_property_column(texts: ByteColumn, name: str) -> ByteColumn:
     wanted = np.frombuffer(name.encode(), np.uint8)
     starts, lengths = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
     find_property(*texts.addresses, address_of(wanted), wanted.size, starts, lengths)
-    return ByteColumn(texts.data, starts, lengths)
+    return ByteColumn(texts.data, Fresh(starts), Fresh(lengths))
 
 
 def hex_key_column(prefix: bytes, numbers: Int64s, digits: int) -> ByteColumn:
@@ -88,4 +88,5 @@ def hex_key_column(prefix: bytes, numbers: Int64s, digits: int) -> ByteColumn:
     head = np.frombuffer(prefix, np.uint8)
     fill_hex_keys(address_of(block), address_of(head), head.size, int64s(numbers), digits)
     starts = np.arange(len(numbers), dtype=np.int64) * width
-    return ByteColumn(block, starts, np.full(len(numbers), width, np.int64))
+    lengths = np.full(len(numbers), width, np.int64)
+    return ByteColumn(block, Fresh(starts), Fresh(lengths))
