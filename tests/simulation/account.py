@@ -59,6 +59,11 @@ class Life:
     since: Fates = frozenset({ABSENT, PENDING})
     was_cancelled: bool = False
 
+    @property
+    def place(self) -> int:
+        """Where its receipt says that its record is; -1 without one."""
+        return -1 if self.receipt is None else self.receipt.commit_log_offset
+
     def become(self, fates: Iterable[Fate]) -> None:
         """These fates are possible now, and no others."""
         self.may = frozenset(fates)
@@ -165,9 +170,8 @@ class Account:
         alike = [each for each in self._own() if each.name == life.name]
         if by_receipt and self.family == "levels":
             # After a loss of power another may lie where a message was that is lost.
-            place = life.receipt.commit_log_offset
-            meant = [each for each in alike if each.receipt is not None]
-            meant, near = [each for each in meant if each.receipt.commit_log_offset == place], []
+            meant = [each for each in alike if each.place == life.place]
+            near = []
         else:
             named = [each for each in alike if self._is_named(each, life.receipt)]
             # By a receipt a wheel takes its message, and of those that share its handle any.

@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Receipt
+from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt
 from tests.faults.damage import copy_store
 from tests.faults.engines import SMALL
 from tests.helpers.tiers import with_examples
@@ -45,7 +45,7 @@ def wheel(
     )
 
 
-def came_until(store: WheelStore, clock: ManualClock, until_ms: int) -> Iterator[tuple[str, int]]:
+def came_until(store: DelayStore, clock: ManualClock, until_ms: int) -> Iterator[tuple[str, int]]:
     """The keys of all that comes until then, and when each came."""
     while clock.now_ms() < until_ms:
         clock.tick(1_000)
@@ -271,8 +271,8 @@ def test_a_marker_before_the_hand_takes_back_what_waits_in_the_hands_slot(
     store.flush()
     store.abandon() if is_killed else store.close()
     opened = BEFORE["hierarchy"] if next_owner == "hierarchy" else wheel
-    with opened(tmp_path, clock) as store:
-        came += came_until(store, clock, START_MS + 3_000)
+    with opened(tmp_path, clock) as next_store:
+        came += came_until(next_store, clock, START_MS + 3_000)
     assert [key for key, _ in came] == ["YES"]
 
 
