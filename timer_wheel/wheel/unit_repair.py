@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from message_store.base.printable import counted
-from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Finding, Severity
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import FLAG_DELETE
@@ -92,11 +92,13 @@ class _Told:
         units, below, previous = links.T
         ends, theirs = np.concatenate([units, previous]), np.concatenate([previous, units])
         slots = _slots_at(timers, theirs)
-        positions, its_slots = int64s([]), int64s([])
         if file is not None:
             positions, its_slots = timers.wheel.told_otherwise(file)
-        if len(positions) <= _MOST_DAMAGED:  # else the file is of another time
-            ends, slots = np.concatenate([ends, positions]), np.concatenate([slots, its_slots])
+            known = _slots_at(timers, positions)
+            is_other = (known >= 0) & (known != its_slots)
+            if is_other.sum() <= _MOST_DAMAGED:  # else the file is of another time
+                ends = np.concatenate([ends, positions[is_other]])
+                slots = np.concatenate([slots, its_slots[is_other]])
         known = _slots_at(timers, ends)
         is_other = (slots >= 0) & (known >= 0) & (slots != known)
         told: dict[int, set[int]] = {}
