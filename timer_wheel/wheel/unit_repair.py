@@ -131,7 +131,7 @@ def _mend(timers: LiveTimers, rows: TimerRows, told: _Told) -> int:
     misplaced = np.zeros(len(rows), bool)
     times_ms = rows.slot_time_ms
     was_put_away = times_ms % timers.precision_ms == OVERDUE_MARK_MS
-    was_put_away &= times_ms < timers.wheel.hand_ms
+    was_put_away &= (times_ms < timers.wheel.hand_ms) & (times_ms >= _MOST_DELAY_MS)
     asked = facts.is_fine & (times_ms != facts.out_ms) & ~was_put_away
     for row in np.flatnonzero(asked).tolist():
         unit = rows.rows(slice(row, row + 1))
