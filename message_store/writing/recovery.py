@@ -355,8 +355,8 @@ def _mark_unsynced(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> Non
     for queue in queues:
         for file_start in reversed(queue.segments.starts):
             queue.segments.doubt(file_start)
-            first = file_start // QUEUE_UNIT.size
             if queue.topic == LEVEL_TOPIC:
                 continue
+            first = file_start // QUEUE_UNIT.size
             if any(unit[0] < start for unit in queue.units(first, first + 1).tolist()):
                 break  # files before this one were on disk with that part of the log

@@ -38,6 +38,15 @@ def copy_store(source: Path, target: Path) -> None:
                 file.truncate(path.stat().st_size)
 
 
+def flip(path: Path, at: int, bit: int) -> None:
+    """Flip a bit of the byte at this place of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
 def data_ranges(descriptor: int) -> Iterator[tuple[int, int]]:
     """Where a file is not a hole."""
     position, size = 0, os.fstat(descriptor).st_size

@@ -39,11 +39,15 @@ from timer_wheel.wheel.slots import LiveWheel
 
 _MOST_DAMAGED = 16
 """Of units that are read together. A flipped bit is one unit's. Where more records are missing the
-log is damaged, and looking for each takes long. A choice, not measured.
+log is damaged, and looking for each takes long. A wheel file that tells more units otherwise is of
+another time. A choice, not measured.
 """
 _TIME_BITS = 64
 _DELAY_BITS = 32
 _MOST_DELAY_MS = 1 << 31
+"""More than the 32 bits of a delay hold. No clock shows so early a time: a unit whose slot is
+before it has lost its placing time.
+"""
 
 Times = tuple[int, int]
 """The placing time and the delay of a unit, in milliseconds."""

@@ -13,7 +13,7 @@ import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, Receipt, Severity
 from message_store.files.store_root import StoreRoot
-from tests.faults.damage import copy_store
+from tests.faults.damage import copy_store, flip
 from tests.faults.engines import SMALL
 from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import OWN_CHECKPOINT, OWN_PLACES, TIMER_CHECKPOINT
@@ -75,14 +75,6 @@ def left(
         return Left(path, precision_ms, is_killed=is_killed)
 
     return made
-
-
-def flip(path: Path, at: int, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 def assert_all_come_once_and_not_early(left: Left, path: Path) -> None:

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
-from tests.faults.damage import copy_store
+from tests.faults.damage import copy_store, flip
 from tests.faults.engines import SMALL
 from tests.helpers.tiers import with_examples
 from timer_wheel import HierarchicalWheelStore, WheelStore
@@ -25,15 +25,6 @@ WIDTHS = {field.name: TIMER_UNIT.dtype[field.name].itemsize for field in TIMER_U
 BITS = [
     (name, bit) for name, width in WIDTHS.items() if name != "reserved" for bit in range(8 * width)
 ]
-
-
-def flip(path: Path, at: int, bit: int) -> None:
-    """Flip a bit of the byte at this place of a file."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 class Left:
