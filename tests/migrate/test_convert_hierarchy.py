@@ -99,6 +99,16 @@ def promises(target: Path) -> list[tuple[int, Row]]:
     return found
 
 
+def test_messages_without_a_unique_key_need_no_table_of_ids(tmp_path: Path) -> None:
+    keyless: list[Item] = [LevelMessage(level=3, unique_key=None) for _ in range(5)]
+    build_level_store(tmp_path / "source", keyless)
+    options = options_for(tmp_path, to="hierarchy")
+    assert convert(options).total("converted") == len(keyless)
+    assert verify(options.source, options.target, spark=None).is_clean
+    with HierarchicalWheelStore.open(options.target, clock=ManualClock(NOW_MS)) as store:
+        assert len(list(store.pending())) == len(keyless)
+
+
 def test_the_engine_delivers_every_message_once_at_its_time(options: ConvertOptions) -> None:
     report = convert(options)
     assert report.engine == "hierarchy"

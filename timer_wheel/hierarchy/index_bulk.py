@@ -8,6 +8,7 @@ bytes twice (RocksDB puts its own marks into it), what stands in it is.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
@@ -77,7 +78,7 @@ def write_ids(path: Path, key_hashes: Int64s, queue_offsets: Int64s) -> None:
                 ),
                 ids[begin:end].astype(ID_ROW.dtype).tobytes(),
             )
-            for begin, end in zip(begins, [*begins[1:], len(ids)], strict=True)
+            for begin, end in pairwise([*begins, len(ids)])
         ),
     )
 
