@@ -315,7 +315,8 @@ def _plan_records(
             records.examine(progress)
         bytes_read += records.bytes_read
         rewriter = records.rewriter
-        learned = corrections.learn(plan.chosen, rewriter.bad, rewriter.odd_sizes)
+        odd_sizes = rewriter.odd_sizes(plan.target_sizes)
+        learned = corrections.learn(plan.chosen, rewriter.bad, odd_sizes)
         if learned.bad and options.on_bad_record == "fail":
             raise BadRecordsError(bad_records(backlog, learned))
         if learned == corrections:
@@ -348,8 +349,7 @@ class TimerRecords:
 
     They are read twice, so that those that cannot be converted are known before the first byte of
     the store changes; the second time the open log hands out the memory that they are made in.
-    ``rewriter.bad`` and ``rewriter.odd_sizes`` (after ``examine``) map indexes of the plan to a
-    reason and to a size.
+    After ``examine``, ``rewriter`` has the size of each, and the reasons of bad ones.
     """
 
     def __init__(
@@ -362,23 +362,19 @@ class TimerRecords:
             source_offsets=plan.source_offsets,
             source_sizes=plan.source_sizes,
             outs_ms=np.ascontiguousarray(outs_ms),
-            target_sizes=plan.target_sizes,
-            first_queue_offset=first,
             now_ms=plan.now_ms,
             settings=plan.settings,
         )
+        self._first = first
         self._log = log
         self._root = root
 
     def examine(self, progress: Progress) -> None:
         """Make every record and throw it away. Raises SourceError when the disk refuses."""
         plan, count = self.plan, len(self.plan)
-        ends = np.cumsum(plan.target_sizes)
-        starts = ends - plan.target_sizes
         for chunk in read_chunks(self._log, plan.source_offsets, plan.source_sizes):
-            origin = int(starts[chunk.first])
-            scratch = np.empty(int(ends[chunk.end - 1]) - origin, np.uint8)
-            self.rewriter.rewrite(chunk, 0, starts, address_of(scratch), origin)
+            scratch = np.empty(self.rewriter.most_bytes(chunk, 0), np.uint8)
+            self.rewriter.rewrite(chunk, 0, address_of(scratch), len(scratch), 0, 0)
             self.bytes_read += chunk.buffer_bytes
             progress("check", chunk.end, count)
 
@@ -390,9 +386,11 @@ class TimerRecords:
         plan, rewriter = self.plan, self.rewriter
         origin = int(positions[rows.start])
         for chunk in read_chunks(self._log, plan.source_offsets[rows], plan.source_sizes[rows]):
-            first = int(positions[rows.start + chunk.first])
-            rewriter.rewrite(chunk, rows.start, positions, target + first - origin, first)
-        if rewriter.bad or rewriter.odd_sizes:
+            first, end = rows.start + chunk.first, rows.start + chunk.end
+            room = target + int(positions[first]) - origin, int(plan.target_sizes[first:end].sum())
+            place = int(positions[first]), self._first + first
+            rewriter.rewrite(chunk, rows.start, *room, *place)
+        if not np.array_equal(rewriter.sizes[rows], plan.target_sizes[rows]):
             raise PlanError(f"{self._root.path}: its records changed while they were read")
 
     def units(self, positions: Int64Array) -> NDArray[np.void]:

@@ -80,22 +80,44 @@ _REAL_QUEUE_NAME, _REAL_TOPIC, _REAL_TOPIC_END = (
     word_of(names.REAL_TOPIC),
     word_of(names.REAL_TOPIC[2:]),
 )
-_CRC32, _TIMER_ROLL, _TIMER_DELETE, _INNER = (
-    word_of(names.CRC32),
-    word_of(names.TIMER_ROLL_TIMES),
-    word_of(names.TIMER_DELETE_UNIQUE_KEY),
-    word_of(names.INNER_MULTI_DISPATCH),
-)
 _MAPPED_WORD = np.uint64(int.from_bytes(IPV4_IN_IPV6[:8], "little"))
 _MAPPED_WORD_BEHIND = np.uint64(int.from_bytes(IPV4_IN_IPV6[8:], "little"))
-_TIMER_OUT_NAME = word_of(names.TIMER_OUT_MS)
-_TIMER_DELETE_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
+
+
+def _name_words(name: str) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """The first, the second and the last eight bytes of a name of 8 to 24; they may overlap."""
+    assert 8 <= len(name) <= 24, "three words hold it"
+    return word_of(name), word_of(name[min(8, len(name) - 8) :]), word_of(name[-8:])
+
+
+_CRC32, _TIMER_OUT, _ROLL_TIMES, _ROLL_LABEL, _DELETE_KEY, _INNER_DISPATCH, _INNER_OFFSET = map(
+    _name_words,
+    (
+        names.CRC32,
+        names.TIMER_OUT_MS,
+        names.TIMER_ROLL_TIMES,
+        names.TIMER_ROLL_LABEL,
+        names.TIMER_DELETE_UNIQUE_KEY,
+        names.INNER_MULTI_DISPATCH,
+        names.INNER_MULTI_QUEUE_OFFSET,
+    ),
+)
+_TIMER_OUT_BYTES, _ROLL_BYTES = len(names.TIMER_OUT_MS), len(names.TIMER_ROLL_TIMES)
+assert len(names.TIMER_ROLL_LABEL) == _ROLL_BYTES
+_DELETE_KEY_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
+_INNER_DISPATCH_BYTES = len(names.INNER_MULTI_DISPATCH)
+_INNER_OFFSET_BYTES = len(names.INNER_MULTI_QUEUE_OFFSET)
 
 # What a look at a record leaves: addresses of property values, then offsets within the record.
 DELAY_START, DELAY_END, TOPIC_START, TOPIC_END, QID_START, QID_END, TAGS_START, TAGS_END = range(8)
 HEAD_END, STORE_TIME_AT, TOPIC_AT, PROPERTIES_AT = range(8, 12)
 REAL_QUEUE_ID = 12
-FOUND_SIZE = 13
+CUT_COUNT, CUTS = 13, 14
+"""How many pieces of the record go, and the first of them: addresses of its start and end. They are
+in order; ``DELAY`` is one of them, without its separator, because something takes its place.
+"""
+_CUTS_MOST = 8
+FOUND_SIZE = CUTS + 2 * _CUTS_MOST
 
 
 @inline_kernel
@@ -120,9 +142,49 @@ def _note(facts: int, which: int, start: int, end: int) -> bool:
 
 
 @inline_kernel
-def _see_property(start: int, separator: int, end: int, facts: int) -> bool:
-    """Note a property that matters; False for one that must go, or is repeated. ``separator`` 0:
-    none.
+def _cut(facts: int, start: int, end: int) -> bool:
+    """Remember a piece that goes; False where too many do."""
+    count = fact(facts, CUT_COUNT)
+    if count == _CUTS_MOST:
+        return False
+    _keep(facts, CUTS + 2 * count, start)
+    _keep(facts, CUTS + 2 * count + 1, end)
+    _keep(facts, CUT_COUNT, count + 1)
+    return True
+
+
+@inline_kernel
+def _is_name(start: int, length: int, words: Any) -> bool:
+    """Whether a name of so many bytes, 8 to 24, is the one of these words, which is as long."""
+    return bool(
+        load_word(start) == words[0]
+        and load_word(start + min(8, length - 8)) == words[1]
+        and load_word(start + length - 8) == words[2]
+    )
+
+
+@inline_kernel
+def _must_go(start: int, length: int) -> bool:
+    """Whether a converted record must not carry the property of this name of 8 bytes or more:
+    ``rewrite.REMOVED_PROPERTIES``, but for DELAY.
+    """
+    if length == 8:
+        return _is_name(start, length, _CRC32)
+    if length == _TIMER_OUT_BYTES:
+        return _is_name(start, length, _TIMER_OUT)
+    if length == _ROLL_BYTES:
+        return _is_name(start, length, _ROLL_TIMES) or _is_name(start, length, _ROLL_LABEL)
+    if length == _DELETE_KEY_BYTES:
+        return _is_name(start, length, _DELETE_KEY)
+    if length == _INNER_DISPATCH_BYTES:
+        return _is_name(start, length, _INNER_DISPATCH)
+    return bool(length == _INNER_OFFSET_BYTES and _is_name(start, length, _INNER_OFFSET))
+
+
+@inline_kernel
+def _see_property(start: int, separator: int, end: int, closed: int, facts: int) -> bool:
+    """Note a property that matters, or goes; False for one that is repeated. ``separator`` 0: none.
+    ``closed`` is 1 where a separator follows, which goes with it.
     """
     if separator == 0:
         return True
@@ -132,32 +194,28 @@ def _see_property(start: int, separator: int, end: int, facts: int) -> bool:
             return _note(facts, TAGS_START, separator + 1, end)
     elif length == 5:
         if load_word(start) & np.uint64(0xFFFFFFFFFF) == _DELAY:
-            return _note(facts, DELAY_START, separator + 1, end)
-    elif length == 8:
-        word = load_word(start)
-        if word == _REAL_QUEUE_NAME:
-            return _note(facts, QID_START, separator + 1, end)
-        return bool(word != _CRC32)
+            return _note(facts, DELAY_START, separator + 1, end) and _cut(facts, start, end)
     elif length == 10:
         if load_word(start) == _REAL_TOPIC and load_word(start + 2) == _REAL_TOPIC_END:
             return _note(facts, TOPIC_START, separator + 1, end)
-    elif length >= 12:
-        word = load_word(start)
-        return word not in (_TIMER_OUT_NAME, _TIMER_ROLL, _INNER) and (
-            word != _TIMER_DELETE or length != _TIMER_DELETE_BYTES
-        )
+    elif length >= 8:
+        if length == 8 and load_word(start) == _REAL_QUEUE_NAME:
+            return _note(facts, QID_START, separator + 1, end)
+        if _must_go(start, length):  # the last one would take the separator before it along
+            return closed == 1 and _cut(facts, start, end + 1)
     return True
 
 
 @inline_kernel
 def _walk_properties(start: int, end: int, facts: int) -> bool:
-    """Find the properties that matter; False for one that must go, or is repeated.
+    """Find the properties that matter, and those that go; False for one that is repeated.
 
     Separators are searched 64 bytes at a time. The last block ends where the properties end: the
     record in front of them is longer than a block.
     """
     for which in range(HEAD_END):
         _keep(facts, which, 0)
+    _keep(facts, CUT_COUNT, 0)
     name_start, separator = start, 0
     address = start
     while address < end:
@@ -170,11 +228,11 @@ def _walk_properties(start: int, end: int, facts: int) -> bool:
                 if separator == 0:
                     separator = at
                 continue
-            if not _see_property(name_start, separator, at, facts):
+            if not _see_property(name_start, separator, at, 1, facts):
                 return False
             name_start, separator = at + 1, 0
         address = block + _BLOCK_BYTES
-    if name_start < end and not _see_property(name_start, separator, end, facts):
+    if name_start < end and not _see_property(name_start, separator, end, 0, facts):
         return False
     return bool(
         fact(facts, DELAY_START) != 0

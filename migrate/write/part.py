@@ -62,9 +62,8 @@ class Receipt:
 
     @property
     def counted(self) -> int:
-        """How many messages are accounted for: written to a topic, bad, or of another size."""
-        in_topics = sum(count for _topic, count, _queue_id in self.topics)
-        return in_topics + len(self.bad) + len(self.odd_sizes)
+        """How many messages are accounted for: written to a topic, or bad."""
+        return sum(count for _topic, count, _queue_id in self.topics) + len(self.bad)
 
     def to_json(self) -> bytes:
         """The receipt's file."""
@@ -125,8 +124,6 @@ class PartWriter:
             source_offsets=self._slice("source_offsets"),
             source_sizes=self._slice("source_sizes"),
             outs_ms=self._slice("outs_ms"),
-            target_sizes=self.target_sizes,
-            first_queue_offset=self.first,
             now_ms=plan.now_ms,
             settings=plan.settings,
         )
@@ -151,7 +148,9 @@ class PartWriter:
                 for entry in records.topics.counts()
             ],
             bad={self.first + row: reason for row, reason in records.bad.items()},
-            odd_sizes={self.first + row: size for row, size in records.odd_sizes.items()},
+            odd_sizes={
+                self.first + row: size for row, size in records.odd_sizes(self.target_sizes).items()
+            },
             index_crc=index_crc,
         )
 
@@ -169,8 +168,11 @@ class PartWriter:
             columns = self.records.source_offsets, self.records.source_sizes
             for chunk in read_chunks(log, *columns):
                 origin = int(self.target_offsets[chunk.first])
-                block = stream.room(self._end_of(chunk) - origin)
-                self.records.rewrite(chunk, 0, self.target_offsets, address_of(block), origin)
+                planned_bytes = self._end_of(chunk) - origin
+                block = stream.room(max(planned_bytes, self.records.most_bytes(chunk, 0)))
+                room = address_of(block), len(block)
+                self.records.rewrite(chunk, 0, *room, origin, self.first + chunk.first)
+                block = block[:planned_bytes]
                 if self.plan.engine == HIERARCHY:
                     self._hash_keys(slice(chunk.first, chunk.end), block, origin)
                 crc = int(crc32_from(crc, address_of(block), len(block)))
@@ -186,6 +188,8 @@ class PartWriter:
 
     def _hash_keys(self, span: slice, block: NDArray[np.uint8], origin: int) -> None:
         offsets, sizes = self.target_offsets[span], self.target_sizes[span]
+        if not np.array_equal(self.records.sizes[span], sizes):
+            return  # the records lie elsewhere, and a new plan is made
         precision_ms = self.plan.settings.precision_ms
         self.key_hashes[span] = key_hashes(block, origin, offsets, sizes, precision_ms)
 

@@ -20,6 +20,7 @@ from message_store.format.timer_record_rules import timer_record_faults
 from message_store.kernels.raw_memory import address_of
 from migrate.source.topic_table import TopicTable
 from migrate.write.rewrite import (
+    REMOVED_PROPERTIES,
     BadRecordError,
     Placement,
     RewriteLimits,
@@ -27,7 +28,7 @@ from migrate.write.rewrite import (
     growth_bytes,
     rewrite_record,
 )
-from migrate.write.rewriter import USUAL, rewrite_records
+from migrate.write.rewriter import UNUSUAL, rewrite_records
 
 NOW_MS = 1_795_268_475_441
 OUT_MS = 1_795_268_999_000
@@ -90,27 +91,29 @@ def placement(record: bytes, level: int) -> Placement:
     )
 
 
-def by_kernel(
-    record: bytes, level: int, *, lead: int = 3, planned: int | None = None
-) -> KernelAnswer:
+def by_kernel(record: bytes, level: int, *, lead: int = 3, room: int | None = None) -> KernelAnswer:
     """Run the kernel on one record that lies somewhere in a buffer."""
     buffer = np.frombuffer(b"\xaa" * lead + record + b"\xaa" * 16, np.uint8).copy()
-    size = len(record) + growth_bytes(level, OUT_MS) if planned is None else planned
-    out = np.full(max(size, 1) + 32, 0x55, np.uint8)
-    status, topics = np.zeros(1, np.uint8), TopicTable()
+    room = max(0, len(record) + growth_bytes(level, OUT_MS)) if room is None else room
+    out = np.full(room + 32, 0x55, np.uint8)
+    sizes, topics = np.zeros(1, np.int32), TopicTable()
     tags, hashes = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    cursor = np.array([TARGET_OFFSET, 42, address_of(out), address_of(out) + room])
     done = rewrite_records(
         address_of(buffer), lead + len(record), np.array([lead]),
         np.array([len(record)], np.int32), np.array([level], np.int16), np.array([1234]),
-        np.array([OUT_MS]), address_of(out), TARGET_OFFSET, np.array([TARGET_OFFSET]),
-        np.array([size]), 42, NOW_MS, LIMITS.record_max_bytes,
-        topics.address, status, tags, hashes, 0,
+        np.array([OUT_MS]), cursor, NOW_MS, LIMITS.record_max_bytes,
+        topics.address, sizes, tags, hashes, 0,
     )  # fmt: skip
-    assert done == 1
-    assert (out[max(size, 0) :] == 0x55).all(), "written beyond the record"
+    is_usual = done == 1
+    assert is_usual or sizes[0] == UNUSUAL
+    size = max(0, int(sizes[0]))
+    moved = [TARGET_OFFSET + size, 42 + is_usual, address_of(out) + size, address_of(out) + room]
+    assert cursor.tolist() == moved
+    assert (out[size:] == 0x55).all(), "written beyond the record"
     return KernelAnswer(
-        bool(status[0] == USUAL),
-        out[: max(size, 0)].tobytes(),
+        is_usual,
+        out[:size].tobytes(),
         int(tags[0]),
         int(hashes[0]),
         topics,
@@ -174,31 +177,71 @@ def test_ordinary_properties_are_usual(more: tuple[str, ...]) -> None:
     assert assert_agreement(encode_message(level_record(properties(5, *more))), 5).is_usual
 
 
+_MUST_GO = sorted(name.decode() for name in REMOVED_PROPERTIES - {b"DELAY"})
+"""Names of properties that a converted record must not carry."""
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("value", ["", "x", "0123456789", "a\N{GRINNING FACE}b" * 40])
+@pytest.mark.parametrize("name", _MUST_GO)
+def test_a_property_that_must_go_is_dropped_by_the_kernel(
+    name: str, value: str, closed: bool
+) -> None:
+    record = encode_message(level_record(properties(5, f"{name}\1{value}", closed=closed)))
+    fast = assert_agreement(record, 5)
+    assert fast.is_usual
+    assert f"{name}\1{value}\2".encode() not in fast.record
+    assert fast.record.count(b"TIMER_OUT_MS\x01%d" % OUT_MS) == 1
+
+
+@pytest.mark.parametrize("name", _MUST_GO)
+def test_a_property_that_only_looks_like_one_that_must_go_stays(name: str) -> None:
+    changed = [name[:at] + "?" + name[at + 1 :] for at in range(len(name))]
+    for other in (name + "?", name[:-1], "?" + name, *changed):
+        fast = assert_agreement(encode_message(level_record(properties(5, f"{other}\1v"))), 5)
+        assert fast.is_usual
+        assert f"{other}\1v\2".encode() in fast.record
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_many_properties_that_must_go_are_dropped_by_the_kernel_or_the_scalar_code(
+    count: int,
+) -> None:
+    text = (
+        b"__CRC32#\x011\2" * (count // 2)
+        + properties(5)
+        + b"__CRC32#\x012\2" * (count - count // 2)
+    )
+    fast = assert_agreement(encode_message(level_record(text)), 5)
+    assert fast.is_usual == (count < 8)
+
+
 @pytest.mark.parametrize(
-    "more",
+    ("more", "closed"),
     [
-        ("TIMER_OUT_MS\x011700000000000",),
-        ("TIMER_ROLL_TIMES\x012",),
-        ("TIMER_ROLL_LABEL\1R",),
-        ("TIMER_DEL_UNIQKEY\1A1",),
-        ("__CRC32#\x010123456789",),
-        ("INNER_MULTI_DISPATCH\1%LMQ%a", "INNER_MULTI_QUEUE_OFFSET\x011"),
-        ("DELAY\x015",),
-        ("TAGS\1a", "TAGS\1b"),
-        ("REAL_TOPIC\1TopicB",),
+        (("DELAY\x015",), True),
+        (("TAGS\1a", "TAGS\1b"), True),
+        (("REAL_TOPIC\1TopicB",), True),
     ],
 )
-def test_properties_that_must_go_are_left_to_the_scalar_code_which_drops_them(
-    more: tuple[str, ...],
+def test_repeated_properties_are_left_to_the_scalar_code(
+    more: tuple[str, ...], closed: bool
 ) -> None:
-    record = encode_message(level_record(properties(5, *more)))
+    record = encode_message(level_record(properties(5, *more, closed=closed)))
     assert not assert_agreement(record, 5).is_usual
     slow = by_scalar(record, 5)
     assert slow is not None
-    for name in ("DELAY", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY", "__CRC32#", "INNER_MULTI"):
-        assert name.encode() not in slow.record
-    assert slow.record.count(b"TIMER_OUT_MS") == 1
-    assert str(OUT_MS).encode() in slow.record
+    assert b"DELAY" not in slow.record
+
+
+def test_a_last_property_that_must_go_and_is_not_closed_takes_the_separator_before_it_along() -> (
+    None
+):
+    record = encode_message(level_record(properties(5) + b"__CRC32#\x011"))
+    assert not assert_agreement(record, 5).is_usual
+    slow = by_scalar(record, 5)
+    assert slow is not None
+    assert slow.record.endswith(b"REAL_QID\x012")
 
 
 REST = b"\2DELAY\x015\2REAL_QID\x010"
@@ -258,7 +301,20 @@ def test_a_cut_record_is_never_usual(cut: int) -> None:
     assert not fast.is_usual
 
 
-_NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "DELAY", "REAL_QID", "城市", "WAIT"])
+_NAMES = st.sampled_from(
+    [
+        "TAGS",
+        "KEYS",
+        "UNIQ_KEY",
+        "a",
+        "DELAY",
+        "REAL_QID",
+        "城市",
+        "WAIT",
+        *_MUST_GO,
+        "TIMER_ROLLED",
+    ]
+)
 _VALUES = st.text(
     st.characters(blacklist_characters="\1\2", blacklist_categories=["Cs"]), max_size=12
 )
@@ -321,15 +377,11 @@ def test_a_topic_table_that_is_too_small_grows_and_keeps_its_counts() -> None:
     assert counts == {b"topic-%d" % n: (n + 1, n) for n in range(50)}
 
 
-@pytest.mark.parametrize("planned", [0, -1, 1, 150])
+@pytest.mark.parametrize("room", [0, 1, 150])
 @pytest.mark.parametrize("value_bytes", [10, 32_600])
-def test_a_record_never_leaves_the_room_that_was_planned_for_it(
-    planned: int, value_bytes: int
-) -> None:
+def test_a_record_never_leaves_the_room_that_there_is(room: int, value_bytes: int) -> None:
     record = encode_message(level_record(properties(5, "k\1" + "v" * value_bytes)))
-    fast = by_kernel(record, 5, planned=planned)
-    assert not fast.is_usual
-    assert fast.record == b"\x55" * len(fast.record)
+    assert not by_kernel(record, 5, room=room).is_usual
 
 
 @pytest.mark.parametrize(
