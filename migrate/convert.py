@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import (
@@ -26,29 +27,33 @@ from message_store.base.errors import (
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
-from migrate.plan.stored_plan import mismatch, read_plan_facts, stored_corrections
+from migrate.plan.stored_plan import load_plan, mismatch, read_plan_facts, stored_corrections
+from migrate.plan.target_rows import Arrangement, TargetRows
 from migrate.progress import Progress, no_progress
 from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
 from migrate.report.report import ConversionPlan, ConversionReport, DueTimes, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.merge import require_mergeable
 from migrate.source.sources import SourceSet
-from migrate.spark.tasks import write_all
+from migrate.spark.tasks import write_index, write_logs
+from migrate.write.log_file import Receipt
 from migrate.write.owner import tidy_up
-from migrate.write.part import Receipt
 from migrate.write.publishing import (
     is_published,
+    is_publishing,
     publish,
     refuse_links,
     remove_unfinished,
     require_own_publishing,
     require_unused,
 )
+from migrate.write.reserve import finish_logs, place_logs
 from migrate.write.room import (
-    bytes_needed,
+    create_directories,
     create_staging,
     disk_warnings,
     free_bytes,
+    planned_bytes,
     resume_staging,
 )
 from migrate.write.seal import seal, topic_demands
@@ -121,11 +126,15 @@ def plan_conversion(*members: ConvertOptions, progress: Progress = no_progress) 
 
 
 class _Conversion:
-    """One run, stage by stage; ``plan``, ``corrections`` and ``receipts`` are there as it goes."""
+    """One run, stage by stage; what follows is there as it goes. ``bounds`` are the first rows of
+    each source in the target, and last their number.
+    """
 
     plan: Plan
     corrections: Corrections
     receipts: list[Receipt]
+    rows: TargetRows
+    bounds: list[int]
 
     def __init__(
         self, members: Sequence[ConvertOptions], spark: "SparkSession | None", progress: Progress
@@ -176,7 +185,7 @@ class _Conversion:
             is_begun = self._fix_plan()
             self.progress("plan", 1, 2)
             most_bytes = self.options.settings.record_max_bytes
-            too_large = self.plan.chosen[self.plan.target_sizes > most_bytes].tolist()
+            too_large = self.plan.chosen[self.plan.most_bytes > most_bytes].tolist()
             bad = {
                 **dict.fromkeys(too_large, f"more than the {most_bytes:,} bytes that are read"),
                 **self.corrections.bad,
@@ -185,9 +194,10 @@ class _Conversion:
             bad |= dict.fromkeys(nameless.tolist(), "cannot be read; the conversion would say why")
             self._make_plan(attrs.evolve(self.corrections, bad=bad))
             self.receipts = _unwritten(self.plan, topics)
+            self.rows, self.bounds = TargetRows.expected(self.plan), [*self.plan.cut.sources]
             report = self._report(Seconds(0.0, 0.0, 0.0, 0.0, 0.0))
             place = self._place()
-            needed, free = bytes_needed(self.plan), free_bytes(place)
+            needed, free = planned_bytes(self.plan), free_bytes(place)
             self.progress("plan", 2, 2)
         refusals: list[DelayStoreError] = []
         if report.bad_records and self.options.on_bad_record == "fail":
@@ -288,7 +298,6 @@ class _Conversion:
             self.sources.chosen,
             now_ms=self.now_ms,
             settings=self.options.settings,
-            part_bytes=self.options.part_bytes,
             request=self.sources.request,
             corrections=corrections,
             source_starts=self.sources.entries.starts[:-1],
@@ -299,33 +308,25 @@ class _Conversion:
         begin(self.plan, self.staging, self.sources.paths, self.sources.request, self.corrections)
 
     def _write(self) -> None:
-        """Write all parts; where records do not fit the plan, plan again with what was learned."""
+        """Write all files; where more records are bad than the reserve holds, plan without them."""
         while True:
-            write_all(self.staging, len(self.plan.log.parts), self.spark, self.progress)
-            self.receipts = self._read_receipts()
-            bad = {row: why for receipt in self.receipts for row, why in receipt.bad.items()}
-            sizes = {row: size for each in self.receipts for row, size in each.odd_sizes.items()}
-            learned = self.corrections.learn(self.plan.chosen, bad, sizes)
+            stored = load_plan(self.target.path, self.plan.identity)
+            notes = write_logs(stored, self.spark, self.progress)
+            written = finish_logs(self.plan, stored, notes)
+            learned = self.corrections.learn(self.plan.chosen, written.bad)
             if learned.bad and self.options.on_bad_record == "fail":
                 remove_unfinished(self.staging)
                 raise BadRecordsError(self.sources.bad_records(learned))
-            if learned == self.corrections:
-                return
+            if written.rows is not None and written.arrangement is not None:
+                break
             self._make_plan(learned)
             self._begin(create_staging)
-
-    def _read_receipts(self) -> list[Receipt]:
-        """One receipt a part, of this plan, counting every message once."""
-        part_count, receipts = len(self.plan.log.parts), []
-        for number in range(part_count):
-            receipt = Receipt.read(self.staging.receipt(number))
-            if receipt is None or receipt.identity != self.plan.identity:
-                raise PlanError(f"part {number} of {part_count} was not written")
-            receipts.append(receipt)
-        counted = sum(receipt.counted for receipt in receipts)
-        if counted != len(self.plan):
-            raise PlanError(f"{counted} messages were written where the plan has {len(self.plan)}")
-        return receipts
+        self.corrections, self.receipts, self.rows = learned, written.receipts, written.rows
+        self.bounds = _bounds_of(self.plan, written.arrangement)
+        if not is_publishing(self.staging):
+            create_directories(self.rows, self.staging)
+            place_logs(stored, notes, self.staging)
+            write_index(self.rows, self.staging, self.spark)
 
     def _seal(self) -> None:
         require_unused(self.staging)
@@ -337,14 +338,15 @@ class _Conversion:
         conf = broker_conf(broker_settings(self.plan.settings, largest), self.plan.engine)
         replace_file(self.target.own / CONF_NAME, conf)
         self.sources.quarantine(self.target, self.corrections)
-        seal(self.plan, self.staging, self.sources.roots, topic_demands(self.receipts))
+        seal(self.rows, self.staging, self.sources.roots, topic_demands(self.receipts))
         self.progress("seal", 1, 1)
 
     def _report(self, seconds: Seconds) -> ConversionReport:
         clashes = config_clashes(self.sources.roots, topic_demands(self.receipts))
-        report = self.sources.report(self.plan, self.corrections, self.receipts, seconds)
+        facts = self.rows, self.bounds, self.corrections, self.receipts, seconds
+        report = self.sources.report(*facts)
         if len(self.sources.roots) > 1:  # the report of one source has them
-            report = attrs.evolve(report, due=DueTimes.of(self.plan.due_ms))
+            report = attrs.evolve(report, due=DueTimes.of(self.rows.due_ms))
         unlocked = () if self.lock_warning is None else (self.lock_warning,)
         warnings = (*report.warnings, *unlocked, *clashes, *disk_warnings(self._place()))
         return attrs.evolve(report, warnings=warnings)
@@ -359,14 +361,26 @@ class _Conversion:
         tidy_up(self.staging, self.options.access)
 
 
+def _bounds_of(plan: Plan, arrangement: Arrangement) -> list[int]:
+    """The first row of each source in the target, and last how many rows there are."""
+    if len(plan.cut.sources) == 2:
+        return [0, len(arrangement.messages)]
+    bounds: list[int] = np.searchsorted(arrangement.messages, plan.cut.sources).tolist()
+    return bounds
+
+
 def _unwritten(plan: Plan, topics: Sequence[dict[str, int]]) -> list[Receipt]:
-    """Receipts of parts that nobody wrote; the first of each source has its messages by topic."""
-    receipts, told = [], set[int]()
-    for number in plan.log.parts["source"].tolist():
-        counts = {} if number in told else topics[number]
-        told.add(number)
-        rows = [(name.encode().decode("latin-1"), count, 0) for name, count in counts.items()]
+    """Receipts of what nobody wrote, with the messages of each source by topic."""
+    receipts = []
+    for source, counts in enumerate(topics):
+        first, end = plan.cut.sources[source : source + 2]
         receipts.append(
-            Receipt(identity=plan.identity, bytes_read=0, largest_record_bytes=0, topics=rows)
+            Receipt(
+                source=source,
+                log_bytes=int(plan.most_bytes[first:end].sum()),
+                bytes_read=0,
+                largest_record_bytes=0,
+                topics=[(name.encode().decode("latin-1"), n, 0) for name, n in counts.items()],
+            )
         )
     return receipts

@@ -194,7 +194,6 @@ class ConvertOptions:
     levels_only: bool = False
     whole_log: bool = False
     access: Access = attrs.field(factory=Access)
-    part_bytes: int = 64 << 20
     to: str = attrs.field(default=WHEEL, validator=attrs.validators.in_(ENGINES))
 
 

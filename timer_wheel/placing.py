@@ -39,7 +39,7 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
     and ``now_ms`` give the same slots. ``window_slots`` is the effective roll window.
     """
     write_time_ms = floor_ms(now_ms, precision_ms)
-    out = _outs(due_ms, precision_ms)
+    out = out_times(due_ms, precision_ms)
     flags = np.full(len(due_ms), FLAG_DEFAULT, np.int32)
     if not len(out):
         return Placing(out, flags, out)
@@ -63,7 +63,7 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
     return Placing(slot_time_ms, flags, out)
 
 
-def _outs(due_ms: Int64Array, precision_ms: int) -> Int64Array:
+def out_times(due_ms: Int64Array, precision_ms: int) -> Int64Array:
     """``out_ms`` of each, a block at a time: whole arrays would leave a core's cache."""
     outs = np.empty(len(due_ms), np.int64)
     for begin in range(0, len(outs), _BLOCK_ROWS):

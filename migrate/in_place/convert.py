@@ -326,14 +326,19 @@ class _InPlace:
         plan, count = planned.plan, len(planned.plan)
         with SegmentReader(self.root.commit_log) as log:
             records = TimerRecords(
-                log, self.root, plan, planned.outs_ms, change.before.timer_queue_end
+                log,
+                self.root,
+                plan,
+                planned.outs_ms,
+                planned.sizes,
+                change.before.timer_queue_end,
             )
 
             def fill(rows: slice, positions: Any, target: int) -> None:
                 records.fill(rows, positions, target)
                 self.progress("write", rows.stop, count)
 
-            positions = store.log.append_rows(plan.target_sizes, fill)
+            positions = store.log.append_rows(planned.sizes, fill)
         store.sync_log()
         queue.append(records.units(positions))
         store.sync_queues()

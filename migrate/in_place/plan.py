@@ -37,6 +37,7 @@ from migrate.in_place.checks import (
 )
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import request_of
+from migrate.plan.target_rows import Arrangement, TargetRows
 from migrate.progress import Progress
 from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.report import ConversionReport, Seconds
@@ -44,10 +45,10 @@ from migrate.settings import WHEEL, ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.record_reader import read_chunks
 from migrate.source.sources import chosen_by_level
-from migrate.write.part import Receipt
+from migrate.write.log_file import Receipt
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.room import disk_warnings, free_bytes
-from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
+from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, floor_ms
 from timer_wheel.placing import OVERDUE_SLOTS
 
 PLANNED, CONTINUED, UNFINISHED, NOTHING = (
@@ -114,7 +115,7 @@ class InPlaceReport:
 @attrs.frozen(kw_only=True, eq=False)
 class InPlacePlan:
     """Everything about a change before its first byte: ``outs_ms`` has each message's out time,
-    ``offsets`` the new delivery offset of each level that moves.
+    ``sizes`` (int64) its record's, ``offsets`` the new delivery offset of each level that moves.
     """
 
     options: ConvertOptions
@@ -122,6 +123,7 @@ class InPlacePlan:
     plan: Plan
     corrections: Corrections
     outs_ms: Int64Array
+    sizes: Int64Array
     before: Ends
     after: Ends
     offsets: dict[int, int]
@@ -166,18 +168,20 @@ class InPlacePlan:
     def _conversion(self, seconds: Seconds) -> ConversionReport:
         plan, chosen = self.plan, chosen_by_level(self.options, self.backlog)
         receipt = Receipt(
-            identity=plan.identity,
-            bytes_read=self.bytes_read,
-            largest_record_bytes=int(plan.target_sizes.max(initial=0)),
+            bytes_read=self.bytes_read, largest_record_bytes=int(self.sizes.max(initial=0))
         )
+        order = Arrangement(np.arange(len(plan)), np.zeros(len(plan), np.int64), 0)
+        sizes, nothing = self.sizes.astype(np.int32), np.zeros(len(plan), np.int32)
+        no_keys = np.zeros(0, np.int64)
+        rows = TargetRows.planned(plan, order, sizes, nothing, nothing, no_keys)
         report = conversion_report(
-            self.options, self.backlog, chosen, plan, self.corrections, [receipt], seconds,
+            self.options, self.backlog, chosen, rows, self.corrections, [receipt], seconds,
             self.request,
         )  # fmt: skip
         return attrs.evolve(
             report,
             open_before_ms=self.open_before_ms,
-            bytes_written=int(plan.target_sizes.sum()) + len(plan) * QUEUE_UNIT.size,
+            bytes_written=int(self.sizes.sum()) + len(plan) * QUEUE_UNIT.size,
             broker_conf={key: report.broker_conf[key] for key in _BROKER_CONF
                          if key in report.broker_conf},
             warnings=(*self.warnings, *report.warnings),
@@ -219,7 +223,7 @@ def plan_in_place(
     request = request_of(options, now_ms, backlog.level_table)
     planned = _plan_records(root, options, backlog, request, wheel, ends.timer_queue_end, progress)
     plan = planned.plan
-    _require_room(root, plan)
+    _require_room(root, planned.sizes)
     progress("plan", 1, 1)
     return InPlacePlan(
         options=options,
@@ -227,10 +231,11 @@ def plan_in_place(
         plan=plan,
         corrections=planned.corrections,
         outs_ms=planned.outs_ms,
+        sizes=planned.sizes,
         before=ends,
         after=attrs.evolve(
             ends,
-            log_end=_log_end(plan, ends.log_end),
+            log_end=_log_end(planned.sizes, ends.log_end, plan.settings.commit_log_file_bytes),
             timer_queue_end=ends.timer_queue_end + len(plan),
         ),
         offsets=_moving(options, backlog),
@@ -258,17 +263,14 @@ def _moving(options: ConvertOptions, backlog: LevelBacklog) -> dict[int, int]:
     }
 
 
-def _log_end(plan: Plan, log_end: int) -> int:
-    if not len(plan):
+def _log_end(sizes: Int64Array, log_end: int, file_bytes: int) -> int:
+    if not len(sizes):
         return log_end
-    offsets = np.empty(len(plan), np.int64)
-    return int(
-        place_records(plan.target_sizes, log_end, plan.settings.commit_log_file_bytes, offsets)
-    )
+    return int(place_records(sizes, log_end, file_bytes, np.empty(len(sizes), np.int64)))
 
 
-def _require_room(root: StoreRoot, plan: Plan) -> None:
-    needed = int(plan.target_sizes.sum()) + len(plan) * QUEUE_UNIT.size
+def _require_room(root: StoreRoot, sizes: Int64Array) -> None:
+    needed = int(sizes.sum()) + len(sizes) * QUEUE_UNIT.size
     if needed > (free := free_bytes(root.path)):
         raise TargetError(f"{root.path}: {needed:,} bytes are needed, {free:,} are free")
 
@@ -278,6 +280,7 @@ class _PlannedRecords:
     plan: Plan
     corrections: Corrections
     outs_ms: Int64Array
+    sizes: Int64Array
     bytes_read: int
 
 
@@ -305,22 +308,22 @@ def _plan_records(
             chosen,
             now_ms=request["now_ms"],
             settings=settings,
-            part_bytes=options.part_bytes,
             request=request,
             corrections=corrections,
         )
         outs_ms = safe_outs_ms(plan, wheel.read_time_ms)
         with SegmentReader(root.commit_log) as log:
-            records = TimerRecords(log, root, plan, outs_ms, first_queue_offset)
+            nothing = np.zeros(len(plan), np.int64)
+            records = TimerRecords(log, root, plan, outs_ms, nothing, first_queue_offset)
             records.examine(progress)
         bytes_read += records.bytes_read
         rewriter = records.rewriter
-        odd_sizes = rewriter.odd_sizes(plan.target_sizes)
-        learned = corrections.learn(plan.chosen, rewriter.bad, odd_sizes)
+        learned = corrections.learn(plan.chosen, rewriter.bad)
         if learned.bad and options.on_bad_record == "fail":
             raise BadRecordsError(bad_records(backlog, learned))
         if learned == corrections:
-            return _PlannedRecords(plan, corrections, outs_ms, bytes_read)
+            record_sizes = rewriter.sizes.astype(np.int64)
+            return _PlannedRecords(plan, corrections, outs_ms, record_sizes, bytes_read)
         corrections = learned
 
 
@@ -333,8 +336,9 @@ def safe_outs_ms(plan: Plan, read_time_ms: int) -> Int64Array:
     """
     precision_ms = plan.settings.precision_ms
     hand_ms = -(-read_time_ms // precision_ms) * precision_ms
-    lowest = max(hand_ms, plan.write_time_ms - OVERDUE_SLOTS * precision_ms)
-    highest = max(lowest, plan.write_time_ms)
+    write_time_ms = floor_ms(plan.now_ms, precision_ms)
+    lowest = max(hand_ms, write_time_ms - OVERDUE_SLOTS * precision_ms)
+    highest = max(lowest, write_time_ms)
     outs_ms = plan.outs_ms.copy()
     late = np.flatnonzero(outs_ms < highest)
     order = late[np.argsort(plan.due_ms[late], kind="stable")]
@@ -349,13 +353,20 @@ class TimerRecords:
 
     They are read twice, so that those that cannot be converted are known before the first byte of
     the store changes; the second time the open log hands out the memory that they are made in.
-    After ``examine``, ``rewriter`` has the size of each, and the reasons of bad ones.
+    After ``examine``, ``rewriter`` has the size of each, and the reasons of bad ones; ``sizes`` are
+    those of an earlier look.
     """
 
     def __init__(
-        self, log: SegmentReader, root: StoreRoot, plan: Plan, outs_ms: Int64Array, first: int
+        self,
+        log: SegmentReader,
+        root: StoreRoot,
+        plan: Plan,
+        outs_ms: Int64Array,
+        sizes: Int64Array,
+        first: int,
     ) -> None:
-        self.plan = plan
+        self.plan, self.sizes = plan, sizes
         self.bytes_read = 0
         self.rewriter = RecordRewriter(
             levels=plan.levels,
@@ -373,8 +384,8 @@ class TimerRecords:
         """Make every record and throw it away. Raises SourceError when the disk refuses."""
         plan, count = self.plan, len(self.plan)
         for chunk in read_chunks(self._log, plan.source_offsets, plan.source_sizes):
-            scratch = np.empty(self.rewriter.most_bytes(chunk, 0), np.uint8)
-            self.rewriter.rewrite(chunk, 0, address_of(scratch), len(scratch), 0, 0)
+            scratch = np.empty(self.rewriter.most_bytes(chunk), np.uint8)
+            self.rewriter.rewrite(chunk, address_of(scratch), len(scratch), 0, 0)
             self.bytes_read += chunk.buffer_bytes
             progress("check", chunk.end, count)
 
@@ -387,16 +398,16 @@ class TimerRecords:
         origin = int(positions[rows.start])
         for chunk in read_chunks(self._log, plan.source_offsets[rows], plan.source_sizes[rows]):
             first, end = rows.start + chunk.first, rows.start + chunk.end
-            room = target + int(positions[first]) - origin, int(plan.target_sizes[first:end].sum())
+            room = target + int(positions[first]) - origin, int(self.sizes[first:end].sum())
             place = int(positions[first]), self._first + first
-            rewriter.rewrite(chunk, rows.start, *room, *place)
-        if not np.array_equal(rewriter.sizes[rows], plan.target_sizes[rows]):
+            rewriter.rewrite(chunk, *room, *place, rows.start)
+        if not np.array_equal(rewriter.sizes[rows], self.sizes[rows]):
             raise PlanError(f"{self._root.path}: its records changed while they were read")
 
     def units(self, positions: Int64Array) -> NDArray[np.void]:
         """The timer queue entries of records at these offsets."""
         units = np.empty(len(self.plan), QUEUE_UNIT.dtype)
         units["commit_log_offset"] = positions
-        units["size_bytes"] = self.plan.target_sizes
+        units["size_bytes"] = self.sizes
         units["tags_code"] = self.rewriter.tags_hashes
         return units

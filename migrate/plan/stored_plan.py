@@ -18,20 +18,13 @@ from message_store.base.parallel import parallel_map
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
-from migrate.plan.plan import Corrections, Plan
+from migrate.plan.plan import Corrections, Cut, Plan
 from migrate.report.marker import log_fingerprint
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.write.staging import Staging, load_array, save_array
+from migrate.write.rewriter import RecordRewriter
+from migrate.write.staging import Staging, load_array, save_array, target_errors
 
-_ARRAYS = (
-    "source_offsets",
-    "source_sizes",
-    "levels",
-    "outs_ms",
-    "slot_times_ms",
-    "flags",
-    "distances",
-)
+_ARRAYS = "source_offsets", "source_sizes", "levels", "outs_ms"
 
 
 @attrs.frozen(eq=False)
@@ -42,17 +35,16 @@ class StoredPlan:
     identity: str
     sources: tuple[Path, ...]
     now_ms: int
-    write_time_ms: int
-    count: int
+    cut: Cut
     settings: TargetSettings
     engine: str
     arrays: dict[str, NDArray[Any]]
-    target_offsets: NDArray[np.int64]
-    parts: NDArray[Any]
 
-    def slice_of(self, name: str, first: int, end: int) -> NDArray[Any]:
-        """A copy of a part of one array, contiguous and writable, as kernels want it."""
-        return np.array(self.arrays[name][first:end])
+    def rewriter(self, first: int, end: int) -> RecordRewriter:
+        """What rewrites these messages; columns are copied, as kernels want them."""
+        rows = slice(first, end)
+        columns = {name: np.array(array[rows]) for name, array in self.arrays.items()}
+        return RecordRewriter(**columns, now_ms=self.now_ms, settings=self.settings)
 
 
 def store_plan(
@@ -67,7 +59,8 @@ def store_plan(
     continued from a torn one. Raises TargetError.
     """
     arrays = {name: getattr(plan, name) for name in _ARRAYS}
-    arrays |= {"target_offsets": plan.log.offsets, "parts": plan.log.parts}
+    with target_errors(staging.plan_arrays):
+        staging.plan_arrays.mkdir(parents=True, exist_ok=True)
 
     def save(name: str) -> None:
         save_array(staging.plan_array(name), arrays[name])
@@ -79,8 +72,7 @@ def store_plan(
         "request": request,
         "amendments": attrs.asdict(corrections),
         "now_ms": plan.now_ms,
-        "write_time_ms": plan.write_time_ms,
-        "count": len(plan),
+        "cut": attrs.asdict(plan.cut),
         "settings": attrs.asdict(plan.settings),
         "engine": plan.engine,
     }
@@ -119,13 +111,10 @@ def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
         identity=facts["identity"],
         sources=tuple(map(Path, facts["sources"])),
         now_ms=facts["now_ms"],
-        write_time_ms=facts["write_time_ms"],
-        count=facts["count"],
+        cut=Cut(**facts["cut"]),
         settings=TargetSettings(**facts["settings"]),
         engine=facts["engine"],
         arrays={name: load_array(staging.plan_array(name)) for name in _ARRAYS},
-        target_offsets=load_array(staging.plan_array("target_offsets")),
-        parts=load_array(staging.plan_array("parts")),
     )
 
 
@@ -142,7 +131,6 @@ def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict
         "only_topics": list(options.only_topics),
         "levels_only": options.levels_only,
         "whole_log": options.whole_log,
-        "part_bytes": options.part_bytes,
         "to": options.to,
         "source": str(options.source.absolute()),
         "source_log": log_fingerprint(StoreRoot(options.source)),
@@ -163,7 +151,4 @@ def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -
 def stored_corrections(facts: dict[str, Any], first: Corrections) -> Corrections:
     """The corrections of the unfinished run, so that continuing it makes the same plan."""
     stored = facts.get("amendments", {})
-    return Corrections(
-        bad={**first.bad, **{int(at): why for at, why in stored.get("bad", {}).items()}},
-        sizes={int(at): size for at, size in stored.get("sizes", {}).items()},
-    )
+    return Corrections({**first.bad, **{int(at): why for at, why in stored.get("bad", {}).items()}})

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
 from message_store.base.printable import counted
 from message_store.format.queue_unit import QUEUE_UNIT
-from migrate.plan.plan import Corrections, Plan
+from migrate.plan.plan import Corrections
+from migrate.plan.target_rows import TargetRows
 from migrate.report.report import BadRecord, ConversionReport, DueTimes, LevelReport, Seconds
 from migrate.settings import WHEEL, ConvertOptions
-from migrate.write.part import Receipt
+from migrate.write.log_file import Receipt
 from migrate.write.seal import topic_demands
 from migrate.write.target_config import broker_settings
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
@@ -21,8 +22,6 @@ from timer_wheel.format.timer_log import FLAG_ROLL, TIMER_UNIT
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 
 _HOUR_MS = 3_600_000
-_LOG_BYTES = (("log_end", 1), ("log_offset", -1), ("blank_bytes", 1))
-"""What a part takes of the target's log."""
 
 
 def bad_record(backlog: LevelBacklog, at: int, reason: str) -> BadRecord:
@@ -40,20 +39,20 @@ def bad_records(backlog: LevelBacklog, corrections: Corrections) -> tuple[BadRec
     return tuple(bad_record(backlog, at, reason) for at, reason in sorted(corrections.bad.items()))
 
 
-def open_before_ms(plan: Plan) -> int | None:
+def open_before_ms(rows: TargetRows) -> int | None:
     """Until when a broker must have opened the target, or messages are lost; None when it has none.
 
     Slots older than the wheel's length are never read, and log files but the last are deleted once
     their last change is older than the retention.
     """
-    if len(plan) == 0:
+    if len(rows) == 0:
         return None
-    settings = plan.settings
-    first_slot_ms = int(plan.slots.slot_time_ms.min())
+    settings = rows.settings
+    first_slot_ms = int(rows.slots.slot_time_ms.min())
     wheel_ms = first_slot_ms + (SLOTS_TOTAL - MARGIN_SLOTS) * settings.precision_ms
-    if plan.log.end_offset <= settings.commit_log_file_bytes:
+    if rows.log_end <= settings.commit_log_file_bytes:
         return wheel_ms
-    return min(wheel_ms, plan.now_ms + settings.retention_hours * _HOUR_MS)
+    return min(wheel_ms, rows.now_ms + settings.retention_hours * _HOUR_MS)
 
 
 def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
@@ -64,18 +63,18 @@ def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
 def _level_reports(
     backlog: LevelBacklog,
     chosen: NDArray[np.bool_],
-    plan: Plan,
+    rows: TargetRows,
     corrections: Corrections,
     own: slice,
 ) -> tuple[LevelReport, ...]:
     levels = tuple(counts.level for counts in backlog.counts)
-    planned = plan.levels[own]
-    converted = _per_level(planned, levels)
+    own_levels = rows.levels[own]
+    converted = _per_level(own_levels, levels)
     skipped = _per_level(backlog.level[~chosen], levels)
     bad = np.array(sorted(corrections.bad), np.int64)
     quarantined = _per_level(backlog.level[bad], levels)
-    overdue = _per_level(planned[plan.due_ms[own] <= plan.now_ms], levels)
-    rolled = _per_level(planned[(plan.flags[own] & FLAG_ROLL) != 0], levels)
+    overdue = _per_level(own_levels[rows.due_ms[own] <= rows.now_ms], levels)
+    rolled = _per_level(own_levels[(rows.flags[own] & FLAG_ROLL) != 0], levels)
     return tuple(
         LevelReport(
             level=counts.level,
@@ -160,45 +159,42 @@ def conversion_report(
     options: ConvertOptions,
     backlog: LevelBacklog,
     chosen: NDArray[np.bool_],
-    plan: Plan,
+    rows: TargetRows,
     corrections: Corrections,
     receipts: list[Receipt],
     seconds: Seconds,
     request: dict[str, Any],
     own: slice = slice(None),
 ) -> ConversionReport:
-    """The report of a finished conversion; of one source of several, ``own`` are its messages of
-    the plan, ``receipts`` those of its parts, and all else its own as well.
+    """The report of a finished conversion; of one source of several, ``own`` are its rows of the
+    target, and all else its own as well.
     """
     largest = max((receipt.largest_record_bytes for receipt in receipts), default=0)
-    due_ms = plan.due_ms[own]
+    due_ms = rows.due_ms[own]
     some = len(due_ms) > 0
-    timer_bytes = TIMER_UNIT.size if plan.engine == WHEEL else WAITING_ROW.size + ID_ROW.size
-    parts = plan.log.parts
-    first, end, _step = own.indices(len(plan))
-    is_own = (parts["first"] >= first) & (parts["end"] <= end)
-    log_bytes = sum(int((parts[name] * sign)[is_own].sum()) for name, sign in _LOG_BYTES)
+    timer_bytes = TIMER_UNIT.size if rows.engine == WHEEL else WAITING_ROW.size + ID_ROW.size
+    log_bytes = sum(receipt.log_bytes for receipt in receipts)
     return ConversionReport(
         source=str(options.source),
         target=str(options.target),
-        now_ms=plan.now_ms,
-        precision_ms=plan.settings.precision_ms,
+        now_ms=rows.now_ms,
+        precision_ms=rows.settings.precision_ms,
         level_table=backlog.level_table.text(),
         offsets_source=str(backlog.offsets.source),
-        levels=_level_reports(backlog, chosen, plan, corrections, own),
+        levels=_level_reports(backlog, chosen, rows, corrections, own),
         due_min_ms=int(due_ms.min()) if some else None,
         due_max_ms=int(due_ms.max()) if some else None,
-        open_before_ms=open_before_ms(plan) if plan.engine == WHEEL else None,
+        open_before_ms=open_before_ms(rows) if rows.engine == WHEEL else None,
         bytes_read=sum(receipt.bytes_read for receipt in receipts),
         bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + timer_bytes),
         bad_records=bad_records(backlog, corrections),
-        broker_conf=broker_settings(plan.settings, largest),
+        broker_conf=broker_settings(rows.settings, largest),
         warnings=_warnings(backlog, whole_log=options.whole_log),
         seconds=seconds,
         request=request,
-        identity=plan.identity,
-        engine=plan.engine,
-        target_queue_offset=first,
+        identity=rows.identity,
+        engine=rows.engine,
+        target_queue_offset=own.indices(len(rows))[0],
         topics={name: demand.count for name, demand in topic_demands(receipts).items()},
         due=DueTimes.of(due_ms),
     )

@@ -27,8 +27,9 @@ from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
-from migrate.plan.plan import Corrections, Plan
+from migrate.plan.plan import Corrections
 from migrate.plan.stored_plan import request_of
+from migrate.plan.target_rows import TargetRows
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
 from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.finished_target import refuse_unfinished
@@ -37,7 +38,7 @@ from migrate.settings import ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.topic_choice import choose_topics, count_topics
-from migrate.write.part import Receipt
+from migrate.write.log_file import Receipt
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -233,15 +234,8 @@ def own_corrections(corrections: Corrections, span: tuple[int, int]) -> Correcti
     """The corrections of one source's rows, counted from its first."""
     first, end = span
     return Corrections(
-        bad={at - first: why for at, why in corrections.bad.items() if first <= at < end},
-        sizes={at - first: size for at, size in corrections.sizes.items() if first <= at < end},
+        {at - first: why for at, why in corrections.bad.items() if first <= at < end}
     )
-
-
-def own_messages(plan: Plan, span: tuple[int, int]) -> slice:
-    """The messages of the plan that are of one source."""
-    first, end = np.searchsorted(plan.chosen, span).tolist()
-    return slice(first, end)
 
 
 class SourceSet:
@@ -327,22 +321,28 @@ class SourceSet:
         list_bad_records(target, lines)
 
     def report(
-        self, plan: Plan, corrections: Corrections, receipts: Sequence[Receipt], seconds: Seconds
+        self,
+        rows: TargetRows,
+        bounds: Sequence[int],
+        corrections: Corrections,
+        receipts: Sequence[Receipt],
+        seconds: Seconds,
     ) -> ConversionReport:
-        """The report of the one source, or the sum of all with each in it."""
+        """The report of the one source, or the sum of all with each in it. ``bounds`` are the first
+        rows of each source, and last their number.
+        """
         each = []
         for number, (source, span) in enumerate(zip(self._each, self.entries.spans, strict=True)):
-            parts = np.flatnonzero(plan.log.parts["source"] == number).tolist()
             report = conversion_report(
                 source.options,
                 source.backlog,
                 source.chosen,
-                plan,
+                rows,
                 own_corrections(corrections, span),
-                [receipts[part] for part in parts],
+                [receipt for receipt in receipts if receipt.source == number],
                 seconds,
                 self._requests[number],
-                own=own_messages(plan, span),
+                own=slice(bounds[number], bounds[number + 1]),
             )
             each.append(source.with_warnings(report))
         return each[0] if len(each) == 1 else merged_report(each, self.request)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a list of tasks as one Spark job, or in this process; and the job of the write stage.
+"""Runs a list of tasks as one Spark job, or in this process; and the jobs of a conversion.
 
-Tasks and results travel through the JVM, so they are numbers, never messages. An empty task costs
-12 to 30 ms. So the write stage asks for two tasks a core, not one a part. It asks for at least one
-per 16 parts, because cores may join later. A part is the unit of resuming, a task that of
-scheduling.
+Tasks and results travel through the JVM, so they are numbers and counts, never messages. An empty
+task costs 12 to 30 ms: a task of the write stage is a log file, usually a gibibyte.
 """
 
 import gc
@@ -13,8 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -26,11 +22,16 @@ from message_store.base.errors import (
     SourceError,
     TargetError,
 )
+from message_store.base.parallel import parallel_map
+from migrate.plan.stored_plan import StoredPlan
+from migrate.plan.target_rows import TargetRows
 from migrate.progress import Progress
 from migrate.spark.master import is_one_machine
 from migrate.spark.reasons import reason_of
-from migrate.write.part import write_parts
-from migrate.write.staging import Staging, count_receipts
+from migrate.write.index_files import IndexStage
+from migrate.write.log_file import FileNote, write_file
+from migrate.write.reserve import usable_attempts
+from migrate.write.staging import Staging
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-TASKS_PER_CORE = 2
-PARTS_PER_TASK = 16
+_MANY_ROWS = 8 << 20
 _POLL_SECONDS = 0.1
 _WRITE = "the write stage"
 VERIFICATION = "the verification"
@@ -48,24 +48,48 @@ _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.in
 _ERRORS: tuple[type[DelayStoreError], ...] = (SourceError, TargetError, FormatError)
 
 
-def write_all(
-    staging: Staging, part_count: int, spark: "SparkSession | None", progress: Progress
-) -> None:
-    """Write every part that has no receipt yet; ``spark`` None does it in this process.
+def write_logs(
+    plan: StoredPlan, spark: "SparkSession | None", progress: Progress
+) -> list[FileNote]:
+    """Write every log file of a plan that was not written yet, a task each, in the order of their
+    numbers; ``spark`` None does it in this process.
 
     Raises SourceError or TargetError as the writers did, MigrationError when Spark gave up.
     """
-    context = None if spark is None else spark.sparkContext
-    task_count = count_tasks(part_count, core_count(spark, _WRITE))
-    durably = context is not None and not is_one_machine(context.master)
-    bounds = [part_count * task // task_count for task in range(task_count + 1)]
-    write = partial(_write_run, str(staging.target.path.absolute()), staging.identity, durably)
+    notes = usable_attempts(plan)
+    missing = [number for number in range(plan.cut.file_count) if number not in notes]
+    target = plan.staging.target.path.absolute()
+    write = partial(write_file, target, plan.identity, _must_sync(spark))
+    before = len(notes)
 
-    def done(_tasks: int) -> None:
-        progress("write", count_receipts(staging), part_count)
+    def done(tasks: int) -> None:
+        progress("write", before + tasks, plan.cut.file_count)
 
-    run_tasks(spark, list(pairwise(bounds)), write, done, name=_WRITE)
-    done(task_count)
+    done(0)
+    for note in run_tasks(spark, missing, write, done, name=_WRITE):
+        notes[note.number] = note
+    return [notes[number] for number in range(plan.cut.file_count)]
+
+
+def write_index(rows: TargetRows, staging: Staging, spark: "SparkSession | None") -> None:
+    """Write queue, timer log or tables. A few million rows are written here, sooner than Spark
+    begins a job; more are a task a file. Raises as ``write_logs``.
+    """
+    stage = IndexStage.of(rows, staging)
+    if spark is None or len(rows) < _MANY_ROWS:
+        parallel_map(stage.write, stage.files())
+        return
+    write = partial(_write_index_file, stage.stored(), _must_sync(spark))
+    run_tasks(spark, stage.files(), write, lambda _: None, name="the index stage")
+
+
+def _write_index_file(stage: IndexStage, durably: bool, file: tuple[str, int]) -> None:
+    stage.write(file, durably=durably)
+
+
+def _must_sync(spark: "SparkSession | None") -> bool:
+    """Whether tasks sync what they write: only the machine that wrote can."""
+    return spark is not None and not is_one_machine(spark.sparkContext.master)
 
 
 def core_count(spark: "SparkSession | None", name: str) -> int:
@@ -74,21 +98,6 @@ def core_count(spark: "SparkSession | None", name: str) -> int:
         return 1 if spark is None else spark.sparkContext.defaultParallelism
     except Exception as error:  # an AttributeError of a session that was stopped, or of Py4J
         raise MigrationError(f"Spark could not begin {name}: {reason_of(str(error))}") from error
-
-
-def count_tasks(part_count: int, core_count: int) -> int:
-    """How many tasks write so many parts, with so many cores there by now.
-
-    >>> count_tasks(160_000, 2), count_tasks(160_000, 20_000), count_tasks(20, 8), count_tasks(0, 8)
-    (10000, 40000, 16, 1)
-    """
-    wanted = max(TASKS_PER_CORE * core_count, -(-part_count // PARTS_PER_TASK))
-    return max(1, min(part_count, wanted))
-
-
-def _write_run(target: str, identity: str, durably: bool, run: tuple[int, int]) -> None:
-    for _number in write_parts(Path(target), range(*run), identity, durably=durably):
-        pass
 
 
 def run_tasks(

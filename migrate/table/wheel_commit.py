@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError
+from message_store.base.parallel import parallel_map
 from message_store.columns.byte_column import Int64s
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import read_small_file, remove_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.kernels.batch import place_records
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
-from migrate.plan.plan import Plan, place_in_slots, plan_log
+from migrate.plan.target_rows import TargetRows
 from migrate.report.accounting import open_before_ms
 from migrate.report.finished_target import WRITTEN_NAME
 from migrate.report.marker import CONVERSION_NAME
@@ -38,6 +40,8 @@ from migrate.table.wheel_staging import (
     WriteRun,
     put_numbers,
 )
+from migrate.write.index_files import IndexStage
+from migrate.write.log_file import write_blank
 from migrate.write.publishing import (
     PublishingNote,
     begin_publishing,
@@ -50,8 +54,8 @@ from migrate.write.publishing import (
     require_unused,
     signs_of_use,
 )
-from migrate.write.room import bytes_needed, create_rows, disk_warnings, free_bytes
-from migrate.write.row_output import PartStream, create_row
+from migrate.write.room import bytes_needed, create_directories, disk_warnings, free_bytes
+from migrate.write.row_output import FileStream, create_file
 from migrate.write.seal import seal
 from migrate.write.staging import (
     Staging,
@@ -61,6 +65,7 @@ from migrate.write.staging import (
     make_directory,
     no_broker,
     sole_writer,
+    target_errors,
     write_note,
 )
 from migrate.write.target_config import (
@@ -70,11 +75,8 @@ from migrate.write.target_config import (
     broker_settings,
     sum_demands,
 )
-from migrate.write.units import Units, write_blank, write_units
 from timer_wheel.format.timer_log import TIMER_UNIT
-from timer_wheel.format.wheel_math import floor_ms
 
-PART_BYTES = 64 << 20
 COPY_ROWS = 4_096
 
 
@@ -86,7 +88,8 @@ def begin_write(run: WriteRun, *, overwrite: bool) -> None:
     make_directory(run.target)
     with sole_writer(run.staging.target), no_broker(run.staging.target):
         require_free(run.staging, overwrite=overwrite)
-        create_row(run.directory, count=0, file_bytes=0)
+        with target_errors(run.directory):
+            run.directory.mkdir(parents=True, exist_ok=True)
         if not _marker_exists(run.staging.target):
             forbid_start(run.staging)
 
@@ -174,69 +177,67 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
         require_free(staging, overwrite=overwrite)
         nothing = np.empty((4, 0), np.int64)
         index = np.concatenate([nothing, *(load_array(part.index(run)) for part in parts)], axis=1)
-        plan = _plan(run, index)
-        needed, free = bytes_needed(plan), free_bytes(run.target)
+        rows = _rows(run, index)
+        needed, free = bytes_needed(rows.log_end, len(rows)), free_bytes(run.target)
         if needed > free:
             raise TargetError(f"{run.target}: {needed:,} bytes are needed, {free:,} are free")
         remove_file(staging.path / WRITTEN_NAME, is_durable=True)  # of a commit that was stopped
         clear(staging.store.path)
-        create_rows(plan, staging)
-        _write_log(run, plan, parts)
-        _write_units(run, plan, index)
+        create_directories(rows, staging)
+        _write_log(run, rows, parts)
+        _write_index(run, rows)
         demands = sum_demands(row for part in parts for row in part.topics)
-        facts = _facts(run, plan, demands)
+        facts = _facts(run, rows, demands)
         facts["warnings"] += [] if unlocked is None else [unlocked]
         prepare_marker(staging, facts)
         withdraw_marker(staging)
         replace_file(staging.target.own / CONF_NAME, broker_conf(facts["broker_conf"]))
-        seal(plan, staging, [staging.store], demands)
+        seal(rows, staging, [staging.store], demands)
         finish_write(staging)
     return facts
 
 
-def _plan(run: WriteRun, index: Int64s) -> Plan:
-    """The plan of a conversion whose source are the staged records."""
-    settings, count = run.settings, index.shape[1]
-    due_ms, sizes = np.ascontiguousarray(index[DUE]), np.ascontiguousarray(index[SIZE])
-    placing, distances, slots = place_in_slots(due_ms, run.now_ms, settings)
-    return Plan(
-        identity=run.name,
+def _rows(run: WriteRun, index: Int64s) -> TargetRows:
+    """The rows of a target that holds the staged records, one behind the other."""
+    sizes = np.ascontiguousarray(index[SIZE])
+    offsets = np.empty(len(sizes), np.int64)
+    log_end = int(place_records(sizes, 0, run.settings.commit_log_file_bytes, offsets))
+    return TargetRows.of(
+        due_ms=np.ascontiguousarray(index[DUE]),
         now_ms=run.now_ms,
-        write_time_ms=floor_ms(run.now_ms, settings.precision_ms),
-        settings=settings,
-        chosen=np.arange(count),
-        source_offsets=np.cumsum(sizes) - sizes,
-        source_sizes=sizes.astype(np.int32),
-        levels=np.zeros(count, np.int16),
-        due_ms=due_ms,
-        outs_ms=placing.out_ms,
-        target_sizes=sizes,
-        slot_times_ms=placing.slot_time_ms,
-        flags=placing.flags,
-        distances=distances,
-        slots=slots,
-        log=plan_log(sizes, file_bytes=settings.commit_log_file_bytes, part_bytes=PART_BYTES),
+        settings=run.settings,
+        identity=run.name,
+        levels=np.zeros(len(sizes), np.int16),
+        offsets=offsets,
+        sizes=sizes.astype(np.int32),
+        tags_hashes=index[TAGS_CODE].astype(np.int32),
+        topic_hashes=index[TOPIC_HASH].astype(np.int32),
+        key_hashes=np.zeros(0, np.int64),
+        log_end=log_end,
     )
 
 
-def _write_log(run: WriteRun, plan: Plan, staged: Sequence[StagedRows]) -> None:
+def _write_log(run: WriteRun, rows: TargetRows, staged: Sequence[StagedRows]) -> None:
     """Copy every record to its offset, and write queue and log offset into it."""
-    file_bytes, store = plan.settings.commit_log_file_bytes, run.staging.store
-    source = _StagedRecords(run, staged)
-    for part in plan.log.parts:
-        begin = int(part["log_offset"])
-        start = begin // file_bytes * file_bytes
-        with PartStream(store.commit_log / segment_name(start), begin - start) as stream:
-            for first in range(int(part["first"]), int(part["end"]), COPY_ROWS):
-                rows = np.arange(first, min(first + COPY_ROWS, int(part["end"])))
-                block = stream.room(int(plan.target_sizes[rows].sum()))
+    file_bytes, source = run.settings.commit_log_file_bytes, _StagedRecords(run, staged)
+    for start in range(0, rows.log_end, file_bytes):
+        begin, end = np.searchsorted(rows.offsets, [start, start + file_bytes]).tolist()
+        path = run.staging.store.commit_log / segment_name(start)
+        create_file(path, file_bytes)
+        with FileStream(path, 0) as stream:
+            for first in range(begin, end, COPY_ROWS):
+                numbers = np.arange(first, min(first + COPY_ROWS, end))
+                block = stream.room(int(rows.sizes[numbers].sum()))
                 source.read_into(block)
-                offsets = plan.log.offsets[rows]
+                offsets = rows.offsets[numbers]
                 starts = offsets - offsets[0]
-                put_numbers(block, starts, "queue_offset", rows.astype(">i8"))
+                put_numbers(block, starts, "queue_offset", numbers.astype(">i8"))
                 put_numbers(block, starts, "commit_log_offset", offsets.astype(">i8"))
                 stream.advance(len(block))
-            write_blank(stream, int(part["blank_bytes"]))
+            if end < len(rows):
+                write_blank(
+                    stream, start + file_bytes - int(rows.offsets[end - 1] + rows.sizes[end - 1])
+                )
     source.require_end()
 
 
@@ -271,34 +272,25 @@ class _StagedRecords:
             raise TargetError(f"{self._waiting[-1].records(self._run)}: is longer than its index")
 
 
-def _write_units(run: WriteRun, plan: Plan, index: Int64s) -> None:
-    units = Units(
-        first=0,
-        total=len(plan),
-        write_time_ms=plan.write_time_ms,
-        offsets=plan.log.offsets,
-        sizes=plan.target_sizes,
-        tags_hashes=index[TAGS_CODE].astype(np.int32),
-        topic_hashes=index[TOPIC_HASH].astype(np.int32),
-        distances=plan.distances,
-        flags=plan.flags,
-        slot_times_ms=plan.slot_times_ms,
-    )
-    write_units(run.staging.store, plan.settings, units)
+def _write_index(run: WriteRun, rows: TargetRows) -> None:
+    with target_errors(run.staging.attempts):
+        run.staging.attempts.mkdir(parents=True, exist_ok=True)
+    stage = IndexStage.of(rows, run.staging)
+    parallel_map(stage.write, stage.files())
 
 
-def _facts(run: WriteRun, plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, Any]:
+def _facts(run: WriteRun, rows: TargetRows, demands: Mapping[str, TopicDemand]) -> dict[str, Any]:
     """The contents of the marker; its keys are a promise."""
-    largest = int(plan.target_sizes.max(initial=0))
+    largest = int(rows.sizes.max(initial=0))
     return {
-        "written": len(plan),
+        "written": len(rows),
         "now_ms": run.now_ms,
         "settings": attrs.asdict(run.settings),
         "topics": {name: demand.count for name, demand in demands.items()},
-        "due_min_ms": int(plan.due_ms.min()) if len(plan) else None,
-        "due_max_ms": int(plan.due_ms.max()) if len(plan) else None,
-        "open_before_ms": open_before_ms(plan),
-        "bytes_written": plan.log.end_offset + len(plan) * (QUEUE_UNIT.size + TIMER_UNIT.size),
-        "broker_conf": broker_settings(plan.settings, largest),
+        "due_min_ms": int(rows.due_ms.min()) if len(rows) else None,
+        "due_max_ms": int(rows.due_ms.max()) if len(rows) else None,
+        "open_before_ms": open_before_ms(rows),
+        "bytes_written": rows.log_end + len(rows) * (QUEUE_UNIT.size + TIMER_UNIT.size),
+        "broker_conf": broker_settings(rows.settings, largest),
         "warnings": list(disk_warnings(run.target)),
     }

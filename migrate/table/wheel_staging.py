@@ -37,8 +37,8 @@ from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.plan import OUT_MS_END, OUT_MS_MIN
 from migrate.settings import TargetSettings
-from migrate.write.row_output import PartStream, create_row
-from migrate.write.staging import Staging, save_array
+from migrate.write.row_output import FileStream, create_file
+from migrate.write.staging import Staging, save_array, target_errors
 from timer_wheel.format.wheel_math import out_ms
 
 _PACKED = SYS_COMPRESSED | 0x2 | 0x700
@@ -94,11 +94,14 @@ def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch])
     Raises BadFieldError that names a row which cannot be stored, and TargetError.
     """
     staged = StagedRows(partition, f"{partition:06d}-{secrets.token_hex(8)}", 0, 0, 0, ())
-    create_row(staged.records(run), count=1, file_bytes=0)
+    records = staged.records(run) / segment_name(0)
+    with target_errors(records.parent):
+        records.parent.mkdir(parents=True, exist_ok=True)
+    create_file(records, 0)
     index: list[Int64s] = []
     topics: dict[str, tuple[int, int]] = {}
     size_bytes, crc, seen = 0, 0, 0
-    with PartStream(staged.records(run) / segment_name(0), 0) as stream:
+    with FileStream(records, 0) as stream:
         for batch in batches:
             try:
                 block, facts = _records(run, batch, stream, topics)
@@ -116,7 +119,7 @@ def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch])
 
 
 def _records(
-    run: WriteRun, batch: pa.RecordBatch, stream: PartStream, topics: dict[str, tuple[int, int]]
+    run: WriteRun, batch: pa.RecordBatch, stream: FileStream, topics: dict[str, tuple[int, int]]
 ) -> tuple[NDArray[np.uint8], Int64s]:
     """Make a batch's records in the stream's buffer; returns them and their index; counts
     ``topics``.

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a hierarchical wheel: two tables for each part, and one database of all tables.
+"""The index of a hierarchical wheel: two tables for each run of messages, and one database of all.
 
-A part writes its tables while it has its records in memory, so no record is read a second time.
+What an index knows of a record is noted while the record is in memory: none is read a second time.
 """
 
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from message_store.columns.byte_column import Int64s
-from message_store.files.small_files import read_small_file
 from message_store.kernels.raw_memory import address_of
-from migrate.plan.plan import Plan
+from migrate.plan.target_rows import TargetRows
 from migrate.write.staging import Staging, clear, replaced
 from timer_wheel.format.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, IndexState, Rows
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
@@ -62,54 +60,38 @@ def index_rows(
 
 def write_tables(
     staging: Staging, number: int, rows: Rows, hashes: Int64s, *, durably: bool = False
-) -> int:
-    """Write a part's tables; returns a CRC of both. Raises TargetError."""
+) -> None:
+    """Write the tables of a run of messages. Raises TargetError."""
     waiting, ids = (staging.index_table(number, family) for family in INDEX_FAMILIES)
     with replaced(waiting, durably=durably) as path:
         write_waiting(path, rows)
     with replaced(ids, durably=durably) as path:
         write_ids(path, hashes, rows["queue_offset"].astype(np.int64))
-    return tables_crc(staging, number)
 
 
-def tables_crc(staging: Staging, number: int) -> int:
-    """The CRC of a part's tables as they lie there. Raises SourceError."""
-    crc = 0
-    for family in INDEX_FAMILIES:
-        crc = zlib.crc32(read_small_file(staging.index_table(number, family)) or b"", crc)
-    return crc
+def tables_of(staging: Staging) -> dict[str, list[Path]]:
+    """All tables by column family; messages without a key have none of ids."""
+    return {family: sorted(staging.tables.glob(f"*.{family}.sst")) for family in INDEX_FAMILIES}
 
 
-def tables_of(staging: Staging, part_count: int) -> dict[str, list[Path]]:
-    """The tables of all parts, by column family; a part without a key has none of ids."""
-    return {
-        family: [
-            path
-            for number in range(part_count)
-            if (path := staging.index_table(number, family)).exists()
-        ]
-        for family in INDEX_FAMILIES
-    }
-
-
-def seal_index(plan: Plan, staging: Staging) -> None:
+def seal_index(rows: TargetRows, staging: Staging) -> None:
     """Make the index in the staging directory, anew where an earlier try was stopped.
 
-    Out times mean slots of the plan's precision; later messages are kept to the millisecond. Raises
-    TargetError.
+    Out times mean slots of the target's precision; later messages are kept to the
+    millisecond. Raises TargetError.
     """
-    store, precision_ms = staging.store, plan.settings.precision_ms
+    store, precision_ms = staging.store, rows.settings.precision_ms
     clear(home(store))
     state = IndexState(
         precision_ms=TO_THE_MILLISECOND,
         slot_precision_ms=precision_ms,
-        placed_end=len(plan),
-        log_end=plan.log.end_offset,
+        placed_end=len(rows),
+        log_end=rows.log_end,
         hand_ms=0,
         minute_hand_ms=0,
         hour_hand_ms=0,
-        ids_end=len(plan),
+        ids_end=len(rows),
     )
-    make_index(index_path(store), tables_of(staging, len(plan.log.parts)), state)
+    make_index(index_path(store), tables_of(staging), state)
     claim(store, Active(TO_THE_MILLISECOND, precision_ms))
     guard(store)

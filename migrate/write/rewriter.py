@@ -239,11 +239,11 @@ class RecordRewriter:
     def rewrite(
         self,
         chunk: Chunk,
-        shift: int,
         address: int,
         room_bytes: int,
         position: int,
         queue_offset: int,
+        shift: int = 0,
     ) -> int:
         """Rewrite a chunk's records to an address, one behind the other; returns their bytes.
 
@@ -272,15 +272,10 @@ class RecordRewriter:
                 done += 1
         return int(cursor[POSITION]) - position
 
-    def most_bytes(self, chunk: Chunk, shift: int) -> int:
+    def most_bytes(self, chunk: Chunk) -> int:
         """The room that a chunk's records need at most: each grows by a property at most."""
-        sizes = self.source_sizes[shift + chunk.first : shift + chunk.end]
+        sizes = self.source_sizes[chunk.first : chunk.end]
         return int(np.maximum(sizes, 0).sum(dtype=np.int64)) + len(sizes) * _TIMER_PROPERTY_BYTES
-
-    def odd_sizes(self, planned: NDArray[np.int64]) -> dict[int, int]:
-        """The sizes, by row, that are not what a plan expected: what follows them is misplaced."""
-        odd = np.flatnonzero((self.sizes != planned) & (self.sizes != BAD))
-        return dict(zip(odd.tolist(), self.sizes[odd].tolist(), strict=True))
 
     @property
     def _limits(self) -> RewriteLimits:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for the output of a conversion: free bytes, how brokers act on a full disk, empty files."""
+"""Room for the output of a conversion: free bytes, how brokers act on a full disk, directories."""
 
 import os
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from message_store.base.errors import TargetError
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Corrections, Plan
 from migrate.plan.stored_plan import store_plan
+from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL
-from migrate.write.publishing import forbid_start, is_publishing, require_unused
-from migrate.write.row_output import create_row
+from migrate.write.publishing import forbid_start, require_unused
 from migrate.write.staging import Staging, clear_staging, target_errors
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
-from timer_wheel.format.timer_log import TIMER_UNIT, units_per_file
+from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 
 _RATIOS = (
@@ -25,8 +25,9 @@ _RATIOS = (
 )
 """diskSpaceWarningLevelRatio, diskSpaceCleanForciblyRatio and diskMaxUsedSpaceRatio, as they ship.
 """
-_PLAN_BYTES_A_MESSAGE = 48
-"""The size of the plan's arrays in the staging directory while the conversion runs."""
+_PLAN_BYTES_A_MESSAGE = 84
+"""Arrays of the plan and of the target's rows in the staging directory while it runs."""
+_LIKELY_RECORD_BYTES = 64 << 20
 
 
 def free_bytes(directory: Path) -> int:
@@ -60,10 +61,10 @@ def create_staging(
     request: dict[str, Any],
     corrections: Corrections,
 ) -> None:
-    """Check the disk, create the sparse files, and store the plan last. Raises TargetError."""
+    """Check the disk, and store the plan last. Raises TargetError."""
     require_unused(staging)
     clear_staging(staging)
-    needed = bytes_needed(plan)
+    needed = planned_bytes(plan)
     if needed > free_bytes(staging.target.path):
         raise TargetError(
             f"{staging.target.path}: {needed:,} bytes are needed, "
@@ -85,44 +86,38 @@ def resume_staging(
     """Create what the executors work on where it is missing; existing files keep their contents.
 
     A power loss can zero a stored plan and remove files, so the plan, which was just computed, is
-    stored once more. What is published is left alone. Raises TargetError.
+    stored once more. Raises TargetError.
     """
-    if not is_publishing(staging):
-        create_rows(plan, staging)
-    with target_errors(staging.parts):
-        staging.parts.mkdir(parents=True, exist_ok=True)
+    with target_errors(staging.attempts):
+        staging.attempts.mkdir(parents=True, exist_ok=True)
     store_plan(plan, staging, sources=sources, request=request, corrections=corrections)
 
 
-def create_rows(plan: Plan, staging: Staging) -> None:
-    """Make the files of log, queue and, for a wheel, timer log, sparse and of full length.
-
-    Raises TargetError.
-    """
-    settings, store = plan.settings, staging.store
-    log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
-    queue_units = settings.queue_file_bytes // QUEUE_UNIT.size
-    timer_units = units_per_file(settings.timer_log_file_bytes)
-    create_row(store.commit_log, count=log_files, file_bytes=settings.commit_log_file_bytes)
-    create_row(
-        store.timer_queue(),
-        count=-(-len(plan) // queue_units),
-        file_bytes=settings.queue_file_bytes,
-    )
-    if plan.engine == WHEEL:
-        create_row(
-            store.timer_log,
-            count=-(-len(plan) // timer_units),
-            file_bytes=settings.timer_log_file_bytes,
-        )
+def create_directories(rows: TargetRows, staging: Staging) -> None:
+    """The directories of the files that the target's messages are in. Raises TargetError."""
+    store = staging.store
+    for path in (
+        *(store.commit_log, store.timer_queue()),
+        store.timer_log if rows.engine == WHEEL else staging.tables,
+    ):
+        with target_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
 
 
-def bytes_needed(plan: Plan) -> int:
+def bytes_needed(log_bytes: int, count: int, engine: str = WHEEL) -> int:
     """Bytes of log, queue, timer log, wheel and plan, as the disk counts them.
 
-    A hierarchical wheel's index counts three times: the parts' tables, their copies in the
-    database, and the compacted result.
+    A hierarchical wheel's index counts three times: the tables, their copies in the database, and
+    the compacted result.
     """
-    timers = TIMER_UNIT.size if plan.engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
+    timers = TIMER_UNIT.size if engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
     a_message = QUEUE_UNIT.size + timers + 1 + _PLAN_BYTES_A_MESSAGE
-    return plan.log.end_offset + WHEEL_FILE_BYTES + len(plan) * a_message
+    return log_bytes + WHEEL_FILE_BYTES + count * a_message
+
+
+def planned_bytes(plan: Plan) -> int:
+    """``bytes_needed`` of a plan, each record as long as it may become; a length that is probably
+    damage counts as nothing.
+    """
+    lengths = plan.most_bytes[plan.most_bytes <= _LIKELY_RECORD_BYTES]
+    return bytes_needed(int(lengths.sum()), len(plan), plan.engine)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes rows of large files in any order: sparse at first, each byte written once at its offset.
-
-Parts never overlap, so it does not matter which task writes which part, or in which order.
-"""
+"""Writes large files front to back, each by one writer, past the page cache where possible."""
 
 import errno
 import mmap
@@ -15,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.files.segments import segment_name
 from migrate.write.staging import WRITE_FLAGS, target_errors
 
 _PAGE_BYTES = 4096
@@ -39,29 +35,23 @@ def _take_buffer() -> mmap.mmap:
     return fresh
 
 
-def create_row(directory: Path, *, count: int, file_bytes: int) -> None:
-    """Make ``count`` sparse files of full length; existing files keep their contents.
-
-    Raises TargetError.
-    """
-    with target_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        for number in range(count):
-            path = directory / segment_name(number * file_bytes)
-            descriptor = os.open(path, WRITE_FLAGS | os.O_CREAT, 0o644)
-            try:
-                os.ftruncate(descriptor, file_bytes)
-            finally:
-                os.close(descriptor)
+def create_file(path: Path, size_bytes: int) -> None:
+    """Make a new sparse file of this length. Raises TargetError."""
+    with target_errors(path):
+        descriptor = os.open(path, WRITE_FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
 
 
-class PartStream:
-    """The bytes of one part of one file, front to back, past the page cache where the disk allows.
+class FileStream:
+    """The bytes of a file from ``offset`` on, front to back.
 
     Whole pages are written with O_DIRECT. A target larger than memory then neither evicts the
     source from the cache nor waits for memory (measured: buffered output falls to a third). The
-    pages at both ends, which neighbouring parts share, go through the cache, so that parts may be
-    written at the same time. Disks without direct writing get everything through the cache.
+    pages at both ends go through the cache: what lies in front of ``offset`` stays. Disks without
+    direct writing get everything through the cache.
 
     ``room`` returns memory for the next bytes; ``advance`` hands them over. A thread writes one
     buffer while the next is filled. A context manager: leaving it writes the rest, and syncs if
@@ -73,7 +63,7 @@ class PartStream:
         self._durably = durably
         self._page_start = offset // _PAGE_BYTES * _PAGE_BYTES
         self._begin = self._filled = offset - self._page_start
-        self._writer = ThreadPoolExecutor(1, "part-stream")
+        self._writer = ThreadPoolExecutor(1, "file-stream")
         self._writing: Future[None] | None = None
         with target_errors(path):
             self._cached = os.open(path, WRITE_FLAGS)
@@ -119,7 +109,7 @@ class PartStream:
 
     def _write_pages(self, buffer: mmap.mmap, begin: int, end: int, page_start: int) -> None:
         view = memoryview(buffer)
-        if begin:  # the first page belongs to the part before as well
+        if begin:  # the first page holds what was there before as well
             self._put(self._cached, view[begin:_PAGE_BYTES], page_start + begin)
             begin = _PAGE_BYTES
         self._put(self._direct, view[begin:end], page_start + begin)
@@ -137,7 +127,7 @@ class PartStream:
             offset += count
             data = data[count:]
 
-    def __enter__(self) -> "PartStream":
+    def __enter__(self) -> "FileStream":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -158,31 +148,6 @@ class PartStream:
                 os.close(descriptor)
             own = self._buffer, self._other  # of a record longer than both they are longer
             _spare_buffers.extend(each for each in own if len(each) <= 2 * _STREAM_BYTES)
-
-
-def stream_to_row(
-    directory: Path,
-    file_bytes: int,
-    offset: int,
-    data: NDArray[np.uint8],
-    *,
-    durably: bool = False,
-) -> None:
-    """Write ``data`` at ``offset`` of a row that ``create_row`` made, across its files.
-
-    Raises TargetError.
-    """
-    done = 0
-    while done < len(data):
-        start = (offset + done) // file_bytes * file_bytes
-        end = min(len(data), start + file_bytes - offset)
-        path = directory / segment_name(start)
-        with PartStream(path, offset + done - start, durably=durably) as stream:
-            while done < end:
-                piece = data[done : min(done + _STREAM_BYTES, end)]
-                stream.room(len(piece))[:] = piece
-                stream.advance(len(piece))
-                done += len(piece)
 
 
 def write_sparse(path: Path, size_bytes: int, pieces: Iterable[tuple[int, bytes]]) -> None:

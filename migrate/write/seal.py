@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
-from migrate.plan.plan import Plan
+from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL
 from migrate.write.hierarchy_index import seal_index
-from migrate.write.part import Receipt
+from migrate.write.log_file import Receipt
 from migrate.write.publishing import publish
 from migrate.write.row_output import write_sparse
 from migrate.write.staging import Staging, sync_tree
@@ -30,7 +30,7 @@ from timer_wheel.format.wheel_math import SLOTS_TOTAL
 
 
 def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
-    """Messages and highest queue of every real topic, over all parts, in order of name."""
+    """Messages and highest queue of every real topic, over all files, in order of name."""
     return sum_demands(
         (text.encode("latin-1").decode("utf-8", "replace"), count, queue_id)
         for receipt in receipts
@@ -39,63 +39,63 @@ def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
 
 
 def seal(
-    plan: Plan,
+    rows: TargetRows,
     staging: Staging,
     sources: Sequence[StoreRoot],
     demands: Mapping[str, TopicDemand],
 ) -> None:
-    """Write what depends on all parts, sync everything, and publish it.
+    """Write what depends on all messages, sync everything, and publish it.
 
     Order: small files and slots (or the index of a hierarchical wheel), fsync of all files and
-    directories, renames, and the wheel last. Receipts are synced too: a stopped publishing needs
-    them to continue. The plan's arrays are not: a continued run computes them. Raises TargetError.
+    directories, renames, and the wheel last. Notes are synced too: a stopped publishing needs them
+    to continue. The plan's arrays are not: a continued run computes them. Raises TargetError.
     """
-    files = config_files(sources, demands, plan.settings.topic_type)
-    if plan.engine == WHEEL:
-        files |= _wheel_files(plan, demands)
+    files = config_files(sources, demands, rows.settings.topic_type)
+    if rows.engine == WHEEL:
+        files |= _wheel_files(rows, demands)
     for name, content in files.items():
         replace_file(staging.store.config_file(name), content)
-    if plan.engine == WHEEL:
-        _write_slots(plan, staging.store)
+    if rows.engine == WHEEL:
+        _write_slots(rows, staging.store)
     else:
-        seal_index(plan, staging)
+        seal_index(rows, staging)
     sync_tree(staging.path, exclude=staging.plan_arrays)
     publish(staging)
 
 
-def _wheel_files(plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
+def _wheel_files(rows: TargetRows, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
     return {
-        TIMER_CHECKPOINT_NAME: encode_timer_checkpoint(_checkpoint(plan)),
-        TIMER_METRICS_NAME: encode_timer_metrics(_metrics(plan, demands)).encode(),
+        TIMER_CHECKPOINT_NAME: encode_timer_checkpoint(_checkpoint(rows)),
+        TIMER_METRICS_NAME: encode_timer_metrics(_metrics(rows, demands)).encode(),
     }
 
 
-def _write_slots(plan: Plan, store: StoreRoot) -> None:
-    timer_log_bytes = plan.settings.timer_log_file_bytes
+def _write_slots(rows: TargetRows, store: StoreRoot) -> None:
+    timer_log_bytes = rows.settings.timer_log_file_bytes
     slots = encode_slots(
-        plan.slots.slot_time_ms,
-        unit_position(plan.slots.first_index, timer_log_bytes),
-        unit_position(plan.slots.last_index, timer_log_bytes),
-        plan.slots.counts,
-        precision_ms=plan.settings.precision_ms,
+        rows.slots.slot_time_ms,
+        unit_position(rows.slots.first_index, timer_log_bytes),
+        unit_position(rows.slots.last_index, timer_log_bytes),
+        rows.slots.counts,
+        precision_ms=rows.settings.precision_ms,
     )
     write_sparse(store.timer_wheel, WHEEL_FILE_BYTES, slots)
 
 
-def _checkpoint(plan: Plan) -> TimerCheckpoint:
+def _checkpoint(rows: TargetRows) -> TimerCheckpoint:
     """The hand is half a wheel before now, so a broker whose clock is behind loses nothing."""
-    half_wheel_ms = SLOTS_TOTAL // 2 * plan.settings.precision_ms
+    half_wheel_ms = SLOTS_TOTAL // 2 * rows.settings.precision_ms
     return TimerCheckpoint(
-        last_read_time_ms=plan.write_time_ms - half_wheel_ms,
-        flush_position=log_end_position(len(plan), plan.settings.timer_log_file_bytes),
-        last_queue_offset=len(plan),
-        master_queue_offset=len(plan),
-        timestamp_ms=plan.now_ms,
+        last_read_time_ms=rows.write_time_ms - half_wheel_ms,
+        flush_position=log_end_position(len(rows), rows.settings.timer_log_file_bytes),
+        last_queue_offset=len(rows),
+        master_queue_offset=len(rows),
+        timestamp_ms=rows.now_ms,
         counter=1,
     )
 
 
-def _metrics(plan: Plan, demands: Mapping[str, TopicDemand]) -> TimerMetrics:
+def _metrics(rows: TargetRows, demands: Mapping[str, TopicDemand]) -> TimerMetrics:
     """The true counts: a broker that finds none counts below zero."""
-    topics = {name: TopicCount(demand.count, plan.now_ms) for name, demand in demands.items()}
-    return TimerMetrics(topics, counter=1, timestamp_ms=plan.now_ms)
+    topics = {name: TopicCount(demand.count, rows.now_ms) for name, demand in demands.items()}
+    return TimerMetrics(topics, counter=1, timestamp_ms=rows.now_ms)

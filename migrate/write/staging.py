@@ -50,6 +50,43 @@ def target_errors(path: Path) -> Iterator[None]:
 
 
 @attrs.frozen
+class Attempt:
+    """The directory of one attempt at one log file, and what lies in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Its name, which no other attempt has."""
+        return self.path.name
+
+    @property
+    def log(self) -> Path:
+        """The log file, until it gets its place."""
+        return self.path / "log"
+
+    @property
+    def numbers(self) -> Path:
+        """Sizes and hashes of the messages, an array."""
+        return self.path / "numbers.npy"
+
+    @property
+    def keys(self) -> Path:
+        """Hashes of their unique keys, an array, for a hierarchical wheel's index."""
+        return self.path / "keys.npy"
+
+    @property
+    def bad(self) -> Path:
+        """The messages that cannot be converted, a line each."""
+        return self.path / "bad.jsonl"
+
+    @property
+    def note(self) -> Path:
+        """JSON; exists once all else is written."""
+        return self.path / "note.json"
+
+
+@attrs.frozen
 class Staging:
     """The paths of an unfinished conversion within its target directory.
 
@@ -90,21 +127,26 @@ class Staging:
         return self.plan_directory / "plan"
 
     @property
-    def parts(self) -> Path:
-        """The directory of the parts' receipts, and of their tables for an index."""
-        return self.plan_directory / "parts"
+    def attempts(self) -> Path:
+        """The directory of all attempts, and of files that have no place yet."""
+        return self.plan_directory / "attempts"
+
+    @property
+    def tables(self) -> Path:
+        """The directory of tables for a hierarchical wheel's index."""
+        return self.plan_directory / "tables"
 
     def plan_array(self, name: str) -> Path:
         """One array of the plan."""
         return self.plan_arrays / f"{name}.npy"
 
-    def index_table(self, part: int, family: str) -> Path:
-        """A part's table for one column family of a hierarchical wheel's index."""
-        return self.parts / f"{part:06d}.{family}.sst"
+    def attempt(self, name: str) -> Attempt:
+        """An attempt of this name."""
+        return Attempt(self.attempts / name)
 
-    def receipt(self, part: int) -> Path:
-        """A part's receipt, JSON; exists once the part is written."""
-        return self.parts / f"{part:06d}.json"
+    def index_table(self, number: int, family: str) -> Path:
+        """A table for one column family of a hierarchical wheel's index."""
+        return self.tables / f"{number:06d}.{family}.sst"
 
 
 def make_directory(path: Path) -> list[Path]:
@@ -222,11 +264,11 @@ def _remove_lock_file(path: Path, descriptor: int) -> None:
             path.unlink()
 
 
-def save_array(path: Path, array: NDArray[Any]) -> None:
-    """Write an array for the executors. Raises TargetError."""
-    with target_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary, temporary.open("wb") as file:
+def save_array(path: Path, array: NDArray[Any], *, durably: bool = False) -> None:
+    """Write an array, which appears whole or not at all. Its directory must exist. Raises
+    TargetError.
+    """
+    with replaced(path, durably=durably) as temporary, temporary.open("wb") as file:
         np.save(file, array)
 
 
@@ -305,14 +347,6 @@ def _remove_tree(directory: Path | str, parent: int | None = None) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not tries_left:
                 raise
-
-
-def count_receipts(staging: Staging) -> int:
-    """How many parts have a receipt."""
-    try:
-        return sum(name.endswith(".json") for name in os.listdir(staging.parts))
-    except OSError:
-        return 0
 
 
 def clear_staging(staging: Staging) -> None:

@@ -333,7 +333,7 @@ class TestConversion:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as stopping:
-            stopping.setattr("migrate.convert.write_all", stop)
+            stopping.setattr("migrate.convert.write_logs", stop)
             stopped = convert(source, tmp_path / "target", target_conf)
         assert stopped.exit_code == cli.INTERRUPTED
         other = convert(source, tmp_path / "target", target_conf, "--only-level", 5)

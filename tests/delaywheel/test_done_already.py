@@ -40,7 +40,6 @@ def test_the_same_conversion_again_is_done_already(tmp_path: Path) -> None:
         target=target,
         now_ms=NOW_MS,
         settings=TargetSettings(commit_log_file_bytes=65536, queue_file_bytes=2000),
-        part_bytes=64 << 20,
     )
     convert(first)
     before = tree(target)

@@ -49,7 +49,6 @@ def read_commit_log(log: Path, file_bytes: int, problems: list[str]) -> list[Pla
     """All records; stops at the first position that is neither record, blank nor end."""
     records: list[PlacedRecord] = []
     files = check_row_of_files(log, file_bytes, problems)
-    left_before = 0
     for number, path in enumerate(files):
         is_last = number == len(files) - 1
         position = 0
@@ -61,19 +60,17 @@ def read_commit_log(log: Path, file_bytes: int, problems: list[str]) -> list[Pla
             placed = _record(log, file_bytes, number * file_bytes + position, problems)
             if placed is None:
                 return records
-            if position == 0 and number and size + COMMIT_LOG_BLANK_BYTES <= left_before:
-                problems.append(f"{path}: its first record would fit into the file before")
             records.append(placed)
             position += size
             if position + COMMIT_LOG_BLANK_BYTES > file_bytes:
                 problems.append(f"{path}: no room for the blank after {position}")
-        left_before = file_bytes - position
+        left = file_bytes - position
         if position == 0 and number:
             problems.append(f"{path}: a log file without records")
         if is_last:
             _check_tail(path, position, "records", problems)
-        elif (size, magic) != (left_before, MAGIC_BLANK):
-            problems.append(f"{path}: no blank of {left_before} bytes at {position}")
+        elif (size, magic) != (left, MAGIC_BLANK):
+            problems.append(f"{path}: no blank of {left} bytes at {position}")
         else:
             _check_tail(path, position + COMMIT_LOG_BLANK_BYTES, "records and blank", problems)
     return records

@@ -72,7 +72,6 @@ def options_for(tmp_path: Path, **changes: Any) -> ConvertOptions:
         "target": tmp_path / "target",
         "now_ms": NOW_MS,
         "settings": SMALL,
-        "part_bytes": 2000,
     }
     return ConvertOptions(**{**facts, **changes})
 

@@ -131,7 +131,7 @@ def build(shape: Shape, root: Path) -> None:
 
 
 def _options(shape: Shape, source: Path, target: Path, **more: Any) -> ConvertOptions:
-    facts: dict[str, Any] = {"now_ms": NOW_MS, "settings": TARGET, "part_bytes": 4_000}
+    facts: dict[str, Any] = {"now_ms": NOW_MS, "settings": TARGET}
     facts |= {"after_crash": shape.after_crash, "to": shape.to or "wheel"} | more
     return ConvertOptions(source=source, target=target, **facts)
 

@@ -24,7 +24,7 @@ from tests.migrate.conversions import broker_files, options_for
 MARKER = "delaywheel/conversion.json"
 
 ITEMS: list[Item] = [
-    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 20)) for number in range(12)),
+    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 80)) for number in range(12)),
     LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
     LevelMessage(level=3, without=["REAL_TOPIC"]),
     LevelMessage(level=18, topic="TopicB"),
@@ -74,14 +74,13 @@ def _counted(operation: Callable[..., Any], done: list[str], number: int) -> Cal
 def asked_merge(
     tmp_path: Path, sources: int, *, target: str = "target", engine: str = WHEEL
 ) -> list[ConvertOptions]:
-    """The conversion of so many stores in ``tmp_path`` into one target, in many small parts."""
+    """The conversion of so many stores in ``tmp_path`` into one target, in many small files."""
     return [
         options_for(
             tmp_path,
             source=tmp_path / (f"source-{number}" if number else "source"),
             target=tmp_path / target,
             on_bad_record="quarantine",
-            part_bytes=1500,
             to=engine,
         )
         for number in range(sources)
@@ -97,7 +96,7 @@ def made_merge(tmp_path: Path, sources: int, **how: str) -> list[ConvertOptions]
 
 
 def asked(tmp_path: Path, target: str = "target") -> ConvertOptions:
-    """The conversion of one store in many small parts."""
+    """The conversion of one store in many small files."""
     return asked_merge(tmp_path, 1, target=target)[0]
 
 
@@ -111,6 +110,12 @@ def staged_of(target: Path) -> Path:
     staging = target / "delaywheel/staging"
     identity: str = json.loads((staging / "plan.json").read_bytes())["identity"]
     return staging / identity[:16]
+
+
+def notes_of(target: Path) -> dict[int, Path]:
+    """The note of each log file that an unfinished conversion has written, by its number."""
+    notes = (staged_of(target) / "attempts").glob("*/note.json")
+    return {json.loads(path.read_bytes())["number"]: path for path in sorted(notes)}
 
 
 def never_stopped(tmp_path: Path) -> dict[str, str]:

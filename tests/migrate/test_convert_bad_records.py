@@ -151,7 +151,7 @@ def test_all_bad_records_are_listed_and_nothing_is_written(tmp_path: Path) -> No
     kinds = ["zeros", "no DELAY", "a topic with a slash", "the largest size there is"]
     items: list[Item] = [*BEFORE, *(LevelMessage(level=5, **DAMAGE[kind][0]) for kind in kinds)]
     built = build_level_store(tmp_path / "source", [*items, *BEHIND])
-    options = options_for(tmp_path, part_bytes=300)
+    options = options_for(tmp_path)
     with pytest.raises(
         BadRecordsError, match=r"^4 pending records .* nothing was written$"
     ) as caught:
@@ -172,8 +172,8 @@ def test_after_a_refusal_the_same_command_can_set_them_aside(tmp_path: Path) -> 
     assert_right(Converted(built=built, options=options, report=convert(options)), BEFORE[:1])
 
 
-def test_many_bad_and_odd_records_in_many_parts(tmp_path: Path) -> None:
-    """Each plan learns from the one before: bad ones go, odd ones get their size."""
+def test_many_bad_and_odd_records_in_many_files(tmp_path: Path) -> None:
+    """More are bad than are held back: a second plan leaves them out."""
     items: list[Item] = []
     for number in range(120):
         change: dict[str, Any] = {"body": bytes(number)}

@@ -48,13 +48,6 @@ def test_two_runs_are_alike_in_every_byte(tmp_path: Path) -> None:
     assert converted(tmp_path, target=tmp_path / "second") == first
 
 
-@pytest.mark.parametrize("part_bytes", [1, 500, 5000, 64 << 20])
-def test_the_length_of_a_part_changes_no_byte(tmp_path: Path, part_bytes: int) -> None:
-    build_level_store(tmp_path / "source", ITEMS)
-    usual = converted(tmp_path, target=tmp_path / "usual")
-    assert converted(tmp_path, target=tmp_path / "other", part_bytes=part_bytes) == usual
-
-
 def test_the_source_s_place_and_file_times_change_no_byte(tmp_path: Path) -> None:
     build_level_store(tmp_path / "a/source", ITEMS)
     build_level_store(tmp_path / "b/source", ITEMS)
@@ -87,7 +80,6 @@ def real_options(store: RealStore, target: Path) -> ConvertOptions:
         now_ms=store.stopped_ms,
         after_crash=True,
         settings=SMALL.__class__(commit_log_file_bytes=1 << 20, timer_log_file_bytes=50_000),
-        part_bytes=100_000,
     )
 
 

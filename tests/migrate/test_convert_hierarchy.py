@@ -51,7 +51,7 @@ Row = tuple[str | None, str, bytes]
 @pytest.fixture
 def options(tmp_path: Path) -> ConvertOptions:
     build_level_store(tmp_path / "source", ITEMS)
-    return options_for(tmp_path, part_bytes=9000, to="hierarchy")
+    return options_for(tmp_path, to="hierarchy")
 
 
 def log_and_queue(target: Path) -> dict[str, bytes]:
@@ -202,17 +202,18 @@ def test_a_conversion_that_was_stopped_ends_in_the_same_store(
     assert number > 120
 
 
-def test_a_part_whose_table_was_lost_is_written_again(
+def test_tables_that_were_lost_are_written_again(
     options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise Stopped
 
+    monkeypatch.setattr("migrate.write.index_files._TABLE_ROWS", 10)
     with monkeypatch.context() as patch:
         patch.setattr("migrate.convert.seal", stop)
         with pytest.raises(Stopped):
             convert(options)
-    tables = sorted((staged_of(options.target) / "parts").glob(f"*.{HOURS.name}.sst"))
+    tables = sorted((staged_of(options.target) / "tables").glob(f"*.{HOURS.name}.sst"))
     assert len(tables) > 2
     tables[0].write_bytes(b"")
     tables[1].unlink()

@@ -50,7 +50,6 @@ def options_of(
         now_ms=store.stopped_ms,
         after_crash=store.is_crashed,
         settings=settings,
-        part_bytes=300_000,
         **more,
     )
 

@@ -27,6 +27,7 @@ from tests.migrate.stopped_conversions import (
     Stopped,
     made,
     never_stopped,
+    notes_of,
     staged_of,
     stopping_at,
 )
@@ -62,12 +63,12 @@ from tests.migrate.conversions import options_for
 
 def write_slowly(path, content, *, known=write.write_note, **how):
     known(path, content, **how)
-    if path.name == "000002.json":
+    if path.name == "note.json" and b'"number": 1,' in content:
         print("in the middle", flush=True)
         time.sleep(600)
 
 write.write_note = write_slowly
-convert(options_for(Path(sys.argv[1]), on_bad_record="quarantine", part_bytes=1500))
+convert(options_for(Path(sys.argv[1]), on_bad_record="quarantine"))
 """
 
 
@@ -82,47 +83,45 @@ def test_a_killed_process_is_continued_by_the_next(
         assert child.stdout.readline() == "in the middle\n"
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
-    receipts = sorted((staged_of(options.target) / "parts").glob("*.json"))
-    assert [path.name for path in receipts] == ["000000.json", "000001.json", "000002.json"]
+    assert sorted(notes_of(options.target)) == [0, 1]
     assert_cannot_be_booted(options.target)
     continued = convert(options)
     assert broker_files(options.target) == right
     assert continued.total("converted") == len(ITEMS) - 1
 
 
-def stop_in_the_middle(options: ConvertOptions, after_parts: int = 2) -> None:
-    """Leave a conversion with its plan and the receipts of some parts."""
+def stop_in_the_middle(options: ConvertOptions, after_files: int = 2) -> None:
+    """Leave a conversion with its plan and some of its log files."""
     with pytest.raises(Stopped):
         convert(options, progress=stopping_at("seal"))
-    receipts = sorted((staged_of(options.target) / "parts").glob("*.json"))
-    for path in receipts[after_parts:]:
-        path.unlink()
+    for number, path in notes_of(options.target).items():
+        if number >= after_files:
+            path.unlink()
 
 
-def receipts_of(options: ConvertOptions) -> dict[str, int]:
-    parts = staged_of(options.target) / "parts"
-    return {path.name: path.stat().st_mtime_ns for path in sorted(parts.glob("*.json"))}
+def times_of(options: ConvertOptions) -> dict[int, int]:
+    return {number: path.stat().st_mtime_ns for number, path in notes_of(options.target).items()}
 
 
 def test_what_is_written_is_not_written_again(
     options: ConvertOptions, right: dict[str, str]
 ) -> None:
     stop_in_the_middle(options)
-    before = receipts_of(options)
-    stop_in_the_middle(options, after_parts=99)
-    after = receipts_of(options)
+    before = times_of(options)
+    stop_in_the_middle(options, after_files=99)
+    after = times_of(options)
     assert len(before) == 2 < len(after)
-    assert {name: after[name] for name in before} == before
+    assert {number: after[number] for number in before} == before
     convert(options)
     assert broker_files(options.target) == right
 
 
-def test_a_receipt_that_is_torn_or_of_another_plan_counts_for_nothing(
+def test_a_note_that_is_torn_or_of_another_plan_counts_for_nothing(
     options: ConvertOptions, right: dict[str, str]
 ) -> None:
-    stop_in_the_middle(options, after_parts=99)
+    stop_in_the_middle(options, after_files=99)
     staging = staged_of(options.target)
-    torn, foreign, *_ = sorted((staging / "parts").glob("*.json"))
+    torn, foreign, *_ = notes_of(options.target).values()
     torn.write_bytes(torn.read_bytes()[:-9])
     foreign.write_text(json.dumps({**json.loads(foreign.read_bytes()), "identity": "another"}))
     first_log = staging / "store/commitlog" / f"{0:020d}"
@@ -134,10 +133,10 @@ def test_a_receipt_that_is_torn_or_of_another_plan_counts_for_nothing(
 
 @pytest.mark.parametrize("place", ["commitlog", "consumequeue/rmq_sys_wheel_timer/0", "timerlog"])
 @pytest.mark.parametrize("which", [0, -1])
-def test_pages_lost_with_the_power_are_written_again_though_a_receipt_remains(
+def test_pages_lost_with_the_power_are_written_again_though_a_note_remains(
     options: ConvertOptions, right: dict[str, str], place: str, which: int
 ) -> None:
-    stop_in_the_middle(options, after_parts=99)
+    stop_in_the_middle(options, after_files=99)
     path = sorted((staged_of(options.target) / "store" / place).iterdir())[which]
     size = path.stat().st_size
     os.truncate(path, 0)
@@ -148,9 +147,7 @@ def test_pages_lost_with_the_power_are_written_again_though_a_receipt_remains(
 
 def test_a_continued_run_keeps_its_now(tmp_path: Path, options: ConvertOptions) -> None:
     stop_in_the_middle(options)
-    report = convert(
-        options_for(tmp_path, now_ms=None, on_bad_record="quarantine", part_bytes=1500)
-    )
+    report = convert(options_for(tmp_path, now_ms=None, on_bad_record="quarantine"))
     assert report.now_ms == NOW_MS
 
 
@@ -158,7 +155,7 @@ def test_a_continued_run_keeps_its_now(tmp_path: Path, options: ConvertOptions) 
     ("changes", "named"),
     [
         ({"now_ms": NOW_MS + 1000}, "now_ms"),
-        ({"part_bytes": 1400}, "part_bytes"),
+        ({"levels_only": True, "whole_log": True}, "levels_only, whole_log"),
         ({"on_bad_record": "fail"}, "on_bad_record"),
         ({"only_levels": [1]}, "only_levels"),
         ({"levels_only": True}, "levels_only"),
@@ -174,11 +171,11 @@ def test_another_command_is_refused_and_mixes_nothing(
     named: str,
 ) -> None:
     stop_in_the_middle(options)
-    before = receipts_of(options)
-    facts = {"on_bad_record": "quarantine", "part_bytes": 1500, **changes}
+    before = times_of(options)
+    facts = {"on_bad_record": "quarantine", **changes}
     with pytest.raises(PlanError, match=f"begun from something else .differs in: {named}"):
         convert(options_for(tmp_path, **facts))
-    assert receipts_of(options) == before
+    assert times_of(options) == before
     convert(options)
     assert broker_files(options.target) == right
 
@@ -209,7 +206,7 @@ def test_a_source_that_has_changed_is_refused(
 def test_a_source_that_was_moved_is_refused(tmp_path: Path, options: ConvertOptions) -> None:
     stop_in_the_middle(options)
     moved = options.source.rename(tmp_path / "moved")
-    arguments = {"on_bad_record": "quarantine", "part_bytes": 1500}
+    arguments = {"on_bad_record": "quarantine"}
     with pytest.raises(PlanError, match="differs in: source"):
         convert(options_for(tmp_path, source=moved, **arguments))
 
@@ -218,7 +215,7 @@ def test_a_refused_target_can_be_begun_anew_as_the_sentence_says(
     tmp_path: Path, options: ConvertOptions
 ) -> None:
     stop_in_the_middle(options)
-    other = options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500, now_ms=NOW_MS - 1)
+    other = options_for(tmp_path, on_bad_record="quarantine", now_ms=NOW_MS - 1)
     with pytest.raises(PlanError) as caught:
         convert(other)
     assert f"or empty {options.target} and begin anew" in str(caught.value)
@@ -243,9 +240,7 @@ def test_a_torn_plan_is_named_and_nothing_is_made_of_it(options: ConvertOptions)
         convert(options)
 
 
-@pytest.mark.parametrize(
-    "name", ["distances", "outs_ms", "slot_times_ms", "source_offsets", "target_offsets", "parts"]
-)
+@pytest.mark.parametrize("name", ["levels", "outs_ms", "source_offsets", "source_sizes"])
 @pytest.mark.parametrize("loss", ["zeros", "cut", "gone"])
 def test_plan_arrays_that_a_loss_of_power_took_are_made_anew(
     options: ConvertOptions, right: dict[str, str], name: str, loss: str

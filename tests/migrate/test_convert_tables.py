@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from message_store.base.errors import BadRecordsError, PlanError
 from message_store.format.delay_levels import DelayLevels
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
-from migrate.spark.tasks import write_all
+from migrate.settings import ENGINES, WHEEL
+from migrate.spark.tasks import write_logs
+from migrate.verify.verify import verify
 from tests.independent.expected_conversion import MAY_DIFFER
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
@@ -239,8 +242,7 @@ def test_a_name_that_only_begins_like_one_that_must_go_is_kept(tmp_path: Path) -
     assert_right(build_and_convert(tmp_path, items), items)
 
 
-def test_records_of_all_sizes_of_growth_in_many_parts(tmp_path: Path) -> None:
-    """The plan is amended, and everything behind an odd record moves."""
+def test_records_of_all_sizes_of_growth_in_many_files(tmp_path: Path) -> None:
     items: list[Item] = [
         LevelMessage(
             level=number % 18 + 1,
@@ -252,19 +254,38 @@ def test_records_of_all_sizes_of_growth_in_many_parts(tmp_path: Path) -> None:
     assert_right(build_and_convert(tmp_path, items), items)
 
 
-@pytest.mark.parametrize(("extra", "times"), [([], 1), ([("__CRC32#", "1")], 2)])
-def test_a_usual_backlog_is_written_once_and_an_odd_one_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: list[tuple[str, str]], times: int
+GOOD = [LevelMessage(level=1 + number % 9, body=bytes(150)) for number in range(200)]
+BAD = LevelMessage(level=5, without=["REAL_TOPIC"])
+CHECKED = [LevelMessage(level=3, body=bytes(150), extra_pairs=[("__CRC32#", "1")])] * 9
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("bad", "times"),
+    [([], 1), ([0], 1), ([3, 30, 31], 1), ([199], 1), (range(100), 2)],
+    ids=["none", "the first", "some", "the last", "more than are held back"],
+)
+def test_what_is_bad_or_odd_is_left_out_without_writing_all_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Iterable[int], times: int, engine: str
 ) -> None:
     written: list[int] = []
 
-    def count(*arguments: Any) -> None:
+    def count(*arguments: Any) -> Any:
         written.append(1)
-        write_all(*arguments)
+        return write_logs(*arguments)
 
-    monkeypatch.setattr("migrate.convert.write_all", count)
-    build_and_convert(tmp_path, one(extra_pairs=extra))
+    monkeypatch.setattr("migrate.convert.write_logs", count)
+    items = [attrs.evolve(each) for each in [*CHECKED, *GOOD, *CHECKED]]
+    for at in sorted(bad, reverse=True):
+        items.insert(at, attrs.evolve(BAD))
+    settings = attrs.evolve(SMALL, commit_log_file_bytes=16 << 10)
+    facts = {"settings": settings, "to": engine, "on_bad_record": "quarantine"}
+    converted = build_and_convert(tmp_path, items, **facts)
     assert len(written) == times
+    assert converted.report.total("converted") == len(items) - len(list(bad))
+    assert verify(converted.options.source, converted.target, spark=None).is_clean
+    if engine == WHEEL:
+        checked_target(converted.options)
 
 
 def filling(tmp_path: Path, record_bytes: int) -> list[Item]:
@@ -462,19 +483,16 @@ ANY_MESSAGE = st.builds(
 @given(
     st.lists(ANY_MESSAGE, max_size=30, unique_by=id),
     st.sampled_from([100, 200, 500, 1000]),
-    st.integers(300, 5000),
 )
 def test_any_backlog_is_converted_whole(
     tmp_path_factory: pytest.TempPathFactory,
     items: list[Item],
     precision_ms: int,
-    part_bytes: int,
 ) -> None:
     converted = build_and_convert(
         tmp_path_factory.mktemp("any"),
         items,
         settings=attrs.evolve(SMALL, precision_ms=precision_ms),
-        part_bytes=part_bytes,
     )
     assert_right(converted, items)
 

@@ -323,7 +323,6 @@ class Convert(Migration):
             self.folder,
             target=self.root,
             on_bad_record="quarantine",
-            part_bytes=1500,
             to=self.engine,
         )
         self.act()

@@ -282,7 +282,7 @@ def test_a_real_source_is_retired(name: str, tmp_path: Path) -> None:
     convert(
         options_for(
             tmp_path, source=store.root, target=target, now_ms=store.stopped_ms,
-            after_crash=crashed, part_bytes=300_000, settings=TargetSettings(),
+            after_crash=crashed, settings=TargetSettings(),
         )
     )  # fmt: skip
     report = retire(store.root, target, execute=True)

@@ -20,7 +20,6 @@ from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from migrate.plan.plan import (
-    PLANNED_RECORD_MAX_BYTES,
     Corrections,
     Plan,
     implausible_due,
@@ -33,6 +32,7 @@ from migrate.plan.stored_plan import (
     store_plan,
     stored_corrections,
 )
+from migrate.plan.target_rows import TargetRows
 from migrate.settings import TargetSettings
 from migrate.write.rewrite import growth_bytes
 from migrate.write.staging import Staging
@@ -77,7 +77,6 @@ def plan_of(entries: list[Entry], **changes: Any) -> Plan:
         "chosen": np.ones(len(entries), np.bool_),
         "now_ms": NOW_MS,
         "settings": SETTINGS,
-        "part_bytes": 700,
         "request": {"some": "request"},
         "corrections": Corrections(),
         **changes,
@@ -98,7 +97,7 @@ ENTRIES = st.lists(
 
 @given(ENTRIES)
 def test_slots_and_chains_are_those_of_placing_one_after_the_other(entries: list[Entry]) -> None:
-    plan = plan_of(entries)
+    plan = TargetRows.expected(plan_of(entries))
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     counts: dict[int, int] = {}
@@ -117,13 +116,10 @@ def test_slots_and_chains_are_those_of_placing_one_after_the_other(entries: list
 
 
 @given(ENTRIES)
-def test_a_usual_record_gets_the_room_of_its_growth(entries: list[Entry]) -> None:
-    plan = plan_of(entries)
-    assert plan.target_sizes.tolist() == [
+def test_a_record_is_planned_with_the_growth_of_a_usual_one(entries: list[Entry]) -> None:
+    assert plan_of(entries).most_bytes.tolist() == [
         entry.size_bytes + growth_bytes(entry.level, NOW_MS) for entry in entries
     ]
-    gaps = np.diff(plan.log.offsets)
-    assert (gaps >= plan.target_sizes[:-1]).all()
 
 
 @given(ENTRIES, st.data())
@@ -139,23 +135,14 @@ def test_only_chosen_and_sound_messages_are_planned(
     assert plan.source_offsets.tolist() == [at * 10_000 for at in plan.chosen.tolist()]
 
 
-def test_an_odd_size_is_taken_where_its_message_is_planned_and_passed_over_elsewhere() -> None:
-    entries = [Entry(size_bytes=size) for size in (300, 400, 500, 600)]
-    corrections = Corrections(bad={1: "bad"}, sizes={1: 111, 2: 222, 3: 333})
-    chosen = np.array([True, True, True, False])
-    plan = plan_of(entries, chosen=chosen, corrections=corrections)
-    assert plan.target_sizes.tolist() == [319, 222]
-
-
-@pytest.mark.parametrize("size", [2**31 - 1, -(2**31), 1992 - 18, PLANNED_RECORD_MAX_BYTES])
+@pytest.mark.parametrize("size", [2**31 - 1, -(2**31), 1992 - 18])
 def test_a_size_that_cannot_be_gets_no_room(size: int) -> None:
     plan = plan_of([Entry(), Entry(size_bytes=size), Entry()])
-    assert plan.target_sizes.tolist() == [319, 0, 319]
-    assert plan.log.end_offset == 638
+    assert plan.most_bytes.tolist() == [319, 0, 319]
 
 
 def test_a_size_just_within_a_file_gets_its_room() -> None:
-    assert plan_of([Entry(size_bytes=1992 - 19)]).target_sizes.tolist() == [1992]
+    assert plan_of([Entry(size_bytes=1992 - 19)]).most_bytes.tolist() == [1992]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +172,6 @@ def test_the_identity_is_that_of_everything_that_decides_about_bytes() -> None:
         plan_of([Entry(), Entry(size_bytes=400, level=6)]),
         plan_of([Entry(), Entry(size_bytes=400, due_ms=NOW_MS)]),
         plan_of(entries, request={"some": "other"}),
-        plan_of(entries, corrections=Corrections(sizes={0: 300})),
         plan_of(entries, corrections=Corrections(bad={0: "bad"})),
     ]
     assert len(same | {plan.identity for plan in others}) == 1 + len(others)
@@ -196,7 +182,7 @@ def test_the_identity_is_that_of_everything_that_decides_about_bytes() -> None:
 
 def stored(tmp_path: Path, plan: Plan) -> Staging:
     staging = Staging(StoreRoot(tmp_path), plan.identity)
-    corrections = Corrections(bad={3: "why"}, sizes={5: 77})
+    corrections = Corrections(bad={3: "why"})
     sources = [tmp_path / "source"]
     store_plan(plan, staging, sources=sources, request={"a": [1]}, corrections=corrections)
     return staging
@@ -207,15 +193,13 @@ def test_a_stored_plan_comes_back(tmp_path: Path, count: int) -> None:
     plan = plan_of([Entry(level=number % 18 + 1) for number in range(count)])
     stored(tmp_path, plan)
     loaded = load_plan(tmp_path)
-    assert (loaded.identity, loaded.count, loaded.now_ms) == (plan.identity, count, NOW_MS)
-    assert loaded.write_time_ms == NOW_MS - 123
+    assert (loaded.identity, loaded.cut, loaded.now_ms) == (plan.identity, plan.cut, NOW_MS)
     assert loaded.settings == SETTINGS
     assert loaded.sources == (tmp_path / "source",)
-    assert loaded.target_offsets.tolist() == plan.log.offsets.tolist()
-    assert loaded.parts.tolist() == plan.log.parts.tolist()
+    records = loaded.rewriter(0, count)
     for name in loaded.arrays:
-        assert loaded.slice_of(name, 0, count).tolist() == getattr(plan, name).tolist()
-        assert loaded.slice_of(name, 0, count).flags.writeable
+        assert getattr(records, name).tolist() == getattr(plan, name).tolist()
+        assert getattr(records, name).flags.writeable
 
 
 def test_a_task_of_another_plan_than_the_one_that_counts_is_told_so(tmp_path: Path) -> None:
@@ -230,7 +214,7 @@ def test_what_was_learned_comes_back(tmp_path: Path) -> None:
     facts = read_plan_facts(stored(tmp_path, plan_of([Entry()])))
     assert facts is not None
     first = Corrections(bad={3: "first", 4: "also"})
-    assert stored_corrections(facts, first) == Corrections(bad={3: "why", 4: "also"}, sizes={5: 77})
+    assert stored_corrections(facts, first) == Corrections(bad={3: "why", 4: "also"})
 
 
 def test_the_difference_to_another_request_is_named(tmp_path: Path) -> None:

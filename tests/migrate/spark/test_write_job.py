@@ -12,60 +12,65 @@ import pytest
 from pyspark.sql import SparkSession
 
 from message_store.base.errors import MigrationError, PlanError, SourceError, TargetError
-from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import ENGINES
 from migrate.source.topic_table import TopicCount, TopicTable
-from migrate.spark.tasks import count_tasks, write_all
-from migrate.write.part import Receipt
-from migrate.write.staging import Staging
+from migrate.write.log_file import FileNote, Receipt, write_file
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import options_for
 from tests.migrate.disk_watch import DiskWatch, watching
 
-RECEIPT = Receipt(
+NOTE = FileNote(
     identity="one",
-    bytes_read=99,
+    number=3,
+    attempt="000003-abc",
+    log_bytes=900,
+    bad_count=1,
     log_crc=1,
-    units_crc=2,
-    largest_record_bytes=400,
-    topics=[("TopicA", 2, 7), ("\xe8\xae\xa2", 1, 0)],
-    bad={5: "why"},
-    odd_sizes={6: 333},
+    numbers_crc=2,
+    receipts=[
+        Receipt(
+            source=1,
+            log_bytes=900,
+            bytes_read=99,
+            largest_record_bytes=400,
+            topics=[("TopicA", 2, 7), ("\xe8\xae\xa2", 1, 0)],
+        )
+    ],
 )
+WRITTEN = json.dumps(attrs.asdict(NOTE)).encode()
 
 
-def test_a_receipt_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "receipt.json"
-    path.write_bytes(RECEIPT.to_json())
-    assert Receipt.read(path) == RECEIPT
+def test_a_note_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    path.write_bytes(WRITTEN)
+    assert FileNote.read(path) == NOTE
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b"{}", RECEIPT.to_json()[:-5], b'{"bad": [], "odd_sizes": {}}'],
+    "content", [b"", b"{", b"[]", b"null", b"{}", WRITTEN[:-5], b'{"receipts": []}']
 )
-def test_a_receipt_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "receipt.json"
-    assert Receipt.read(path) is None
+def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "note.json"
+    assert FileNote.read(path) is None
     path.write_bytes(content)
-    assert Receipt.read(path) is None
+    assert FileNote.read(path) is None
 
 
-def test_a_receipt_of_another_version_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "receipt.json"
-    path.write_text(json.dumps({**json.loads(RECEIPT.to_json()), "colour": "red"}))
-    assert Receipt.read(path) is None
+def test_a_note_of_another_version_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    path.write_text(json.dumps({**attrs.asdict(NOTE), "colour": "red"}))
+    assert FileNote.read(path) is None
 
 
 @pytest.mark.parametrize("kind", [SourceError, TargetError])
 def test_the_writers_errors_come_home_as_what_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    def refuse(_target: Path, _parts: range, _identity: str, **_: bool) -> None:
+    def refuse(_target: Path, _identity: str, _durably: bool, _number: int) -> None:
         raise kind("/some/path: cannot be read at 7: Input/output error")
 
-    monkeypatch.setattr("migrate.spark.tasks.write_parts", refuse)
+    monkeypatch.setattr("migrate.spark.tasks.write_file", refuse)
     build_level_store(tmp_path / "source", [LevelMessage()])
     with pytest.raises(kind, match=r"^/some/path: cannot be read at 7: Input/output error$"):
         convert(options_for(tmp_path))
@@ -73,7 +78,7 @@ def test_the_writers_errors_come_home_as_what_they_are(
 
 def test_without_a_plan_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(MigrationError, match=r"plan\.json: no plan"):
-        write_all(Staging(StoreRoot(tmp_path)), 1, None, lambda *_: None)
+        write_file(tmp_path, "a" * 64, False, 0)
     assert not list(tmp_path.iterdir())
 
 
@@ -88,7 +93,7 @@ def test_progress_is_told_for_each_stage_and_ends_at_the_whole(tmp_path: Path) -
         assert done == total > 0
 
 
-def test_a_receipt_that_counts_too_few_is_refused(
+def test_a_task_that_counts_too_few_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a writer that passed over a message."""
@@ -100,20 +105,13 @@ def test_a_receipt_that_counts_too_few_is_refused(
         return [attrs.evolve(first, count=first.count - 1), *others]
 
     monkeypatch.setattr(TopicTable, "counts", one_less)
-    with pytest.raises(PlanError, match="3 messages were written where the plan has 4"):
+    with pytest.raises(
+        PlanError, match="3 messages were written and 0 are bad where the plan has 4"
+    ):
         convert(options_for(tmp_path))
 
 
 # --- what Spark is asked for ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cores", [1, 2, 64, 5_000])
-@pytest.mark.parametrize("parts", [1, 15, 16, 17, 1_000, 160_000])
-def test_tasks_are_enough_for_cores_that_come_later(parts: int, cores: int) -> None:
-    tasks = count_tasks(parts, cores)
-    assert 1 <= tasks <= parts
-    assert parts / tasks <= 16
-    assert tasks >= min(parts, 2 * cores)
 
 
 class Cluster:
@@ -147,16 +145,19 @@ class Cluster:
 
 
 def converted_on(cluster: Cluster, tmp_path: Path, **changes: Any) -> list[str]:
-    """Convert there; gives what was not on the disk when the last receipt was about to appear."""
+    """Convert there; gives what was not on the disk when the last note was about to appear."""
     build_level_store(tmp_path / "source", [LevelMessage(body=bytes(900)) for _ in range(9)])
     options = options_for(tmp_path, **changes)
     loose = list[str]()
 
     def look(watch: DiskWatch, name: Path) -> None:
-        plan = name.parent.parent
-        if name.parent.name == "parts" and name.suffix == ".json":
-            found = watch.loose(plan, but=plan / "plan")
-            loose[:] = [each for each in found if (plan / each).is_file()]
+        if name.name == "note.json":
+            attempts = name.parent.parent
+            loose[:] = [
+                each
+                for each in watch.loose(attempts, but=attempts / "none")
+                if (attempts / each).is_file()
+            ]
 
     with watching(look):
         spark: Any = cluster
@@ -165,7 +166,7 @@ def converted_on(cluster: Cluster, tmp_path: Path, **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_on_a_cluster_a_part_is_on_the_disk_before_its_receipt(tmp_path: Path, engine: str) -> None:
+def test_on_a_cluster_a_file_is_on_the_disk_before_its_note(tmp_path: Path, engine: str) -> None:
     assert converted_on(Cluster("spark://there:7077"), tmp_path, to=engine) == []
 
 

@@ -193,13 +193,13 @@ def test_a_write_that_was_stopped_while_it_replaced_a_store_can_be_done_again(
 
 
 def stop_writing(options: ConvertOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave a conversion whose parts are still to be written."""
+    """Leave a conversion whose files are still to be written."""
 
     def stop(*_: object) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("migrate.convert.write_all", stop)
+        patch.setattr("migrate.convert.write_logs", stop)
         with pytest.raises(Stopped):
             convert(options)
 
@@ -278,7 +278,7 @@ def test_a_target_whose_lock_is_held_is_refused(
 def test_a_stub_that_was_taken_away_alone_is_put_back(tmp_path: Path) -> None:
     options = made(tmp_path)
     right = never_stopped(tmp_path)
-    with pytest.raises(Stopped), stopping_before(60):
+    with pytest.raises(Stopped), stopping_before(20):
         convert(options)
     os.unlink(options.target / "timerwheel")
     convert(options)

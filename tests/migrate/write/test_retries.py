@@ -18,18 +18,20 @@ from legacy_levels.generate.store import generate_level_store
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.plan.stored_plan import load_plan
+from migrate.plan.stored_plan import StoredPlan
 from migrate.settings import ENGINES, ConvertOptions, TargetSettings
 from migrate.spark import tasks as spark_tasks
 from migrate.verify.verify import verify
-from migrate.write.part import PartWriter, write_parts
-from migrate.write.row_output import PartStream
-from migrate.write.staging import Staging, clear_staging, count_receipts, write_note
+from migrate.write.log_file import FileWriter, write_file
+from migrate.write.row_output import FileStream
+from migrate.write.staging import Staging, clear_staging, write_note
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.migrate.conversions import NOW_MS, broker_files, options_for
 
 MESSAGES = 60_000
+BAD = 9
+"""More records than are held back to take the place of bad ones."""
 SETTINGS = TargetSettings(commit_log_file_bytes=4 << 20, timer_log_file_bytes=1 << 20)
 
 
@@ -48,9 +50,7 @@ def right(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 def options_of(source: Path, target: Path) -> ConvertOptions:
-    return ConvertOptions(
-        source=source, target=target, now_ms=NOW_MS, settings=SETTINGS, part_bytes=100_000
-    )
+    return ConvertOptions(source=source, target=target, now_ms=NOW_MS, settings=SETTINGS)
 
 
 def worker_pids() -> list[int]:
@@ -103,25 +103,29 @@ def test_attempts_that_run_at_the_same_time_write_the_same(
 ) -> None:
     options = options_of(source, tmp_path / "target")
 
-    def twice(staging: object, part_count: int, *_: object) -> None:
-        threads = [
-            threading.Thread(target=lambda: list(write_parts(options.target, range(part_count))))
-            for _ in range(2)
-        ]
+    def write_all(plan: StoredPlan) -> None:
+        for number in range(plan.cut.file_count):
+            write_file(options.target, plan.identity, False, number)
+
+    def twice(plan: StoredPlan, *rest: Any) -> Any:
+        threads = [threading.Thread(target=write_all, args=[plan]) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert load_plan(options.target).count == MESSAGES
+        attempts = 2 * plan.cut.file_count
+        assert len(list(plan.staging.attempts.iterdir())) == attempts > 2
+        return known(plan, *rest)
 
-    monkeypatch.setattr("migrate.convert.write_all", twice)
+    known = spark_tasks.write_logs
+    monkeypatch.setattr("migrate.convert.write_logs", twice)
     convert(options)
     assert broker_files(options.target) == right
 
 
 def bad_store(path: Path) -> None:
-    """A store of which one record is bad, so that its conversion makes two plans."""
-    items = [LevelMessage(level=3, without=["REAL_TOPIC"])]
+    """A store of which so many records are bad that its conversion makes two plans."""
+    items = [LevelMessage(level=3, without=["REAL_TOPIC"]) for _ in range(BAD)]
     items += [LevelMessage(level=one % 4 + 1, body=bytes([one]) * 200) for one in range(24)]
     build_level_store(path, items)
 
@@ -132,47 +136,44 @@ def test_an_attempt_of_an_earlier_plan_changes_no_byte_of_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, moment: str
 ) -> None:
     bad_store(tmp_path / "source")
-    facts = {"part_bytes": 1500, "on_bad_record": "quarantine", "to": engine}
+    facts = {"on_bad_record": "quarantine", "to": engine}
     options = options_for(tmp_path, **facts)
     alone = options_for(tmp_path, target=tmp_path / "alone", **facts)
     convert(alone)
     stale: list[Any] = []
-    known = spark_tasks.write_all
+    streams: list[FileStream] = []
+    known = spark_tasks.write_logs
 
     def go_on_writing() -> None:
-        """Whatever the stale attempt can still reach, it writes; a receipt it does not write."""
+        """Whatever the stale attempts can still reach, they write."""
         for writer in stale:
             with suppress(TargetError):
-                writer._write_records()
-            with suppress(TargetError):
-                writer._write_units()
-        if moment == "opened":
-            for stream in streams:
-                stream.room(1000)[:] = 255
-                stream.advance(1000)
-                stream.__exit__(None)
-            streams.clear()
+                writer.write()
+        for stream in streams:
+            stream.room(1000)[:] = 255
+            stream.advance(1000)
+            stream.__exit__(None)
+        streams.clear()
 
-    streams: list[PartStream] = []
-
-    def write_all(staging: Staging, part_count: int, *rest: Any) -> None:
+    def write_logs(plan: StoredPlan, *rest: Any) -> Any:
         if stale and moment == "while the next plan is made":
             go_on_writing()
-        known(staging, part_count, *rest)
+        notes = known(plan, *rest)
         if stale:
             go_on_writing()
-            return
-        plan = load_plan(options.target)
-        stale.extend(PartWriter(plan, number) for number in range(part_count))
+            return notes
+        files = range(plan.cut.file_count)
+        stale.extend(FileWriter(plan, number, durably=False) for number in files)
         if moment == "opened":
-            paths = sorted(plan.staging.store.commit_log.iterdir())
-            streams.extend(PartStream(path, 100) for path in paths)
+            paths = sorted(plan.staging.attempts.glob("*/log"))
+            streams.extend(FileStream(path, 100) for path in paths)
+        return notes
 
-    monkeypatch.setattr("migrate.convert.write_all", write_all)
+    monkeypatch.setattr("migrate.convert.write_logs", write_logs)
     report = convert(options)
     assert stale
     assert not streams
-    assert report.total("quarantined") == 1
+    assert report.total("quarantined") == BAD
     assert broker_files(options.target) == broker_files(alone.target)
     assert not (options.target / "delaywheel/staging").exists()
 
@@ -181,39 +182,39 @@ def test_a_task_of_an_earlier_plan_that_starts_late_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad_store(tmp_path / "source")
-    options = options_for(tmp_path, part_bytes=1500, on_bad_record="quarantine")
-    known, identities = spark_tasks.write_all, list[str]()
+    options = options_for(tmp_path, on_bad_record="quarantine")
+    known, identities = spark_tasks.write_logs, list[str]()
 
-    def write_all(staging: Staging, part_count: int, *rest: Any) -> None:
-        identities.append(staging.identity)
+    def write_logs(plan: StoredPlan, *rest: Any) -> Any:
+        identities.append(plan.identity)
         if len(identities) == 2:
             with pytest.raises(PlanError, match="another plan has taken the place"):
-                list(write_parts(options.target, range(part_count), identities[0]))
-            assert count_receipts(staging) == 0
-        known(staging, part_count, *rest)
+                write_file(options.target, identities[0], False, 0)
+            assert not list(plan.staging.attempts.iterdir())
+        return known(plan, *rest)
 
-    monkeypatch.setattr("migrate.convert.write_all", write_all)
+    monkeypatch.setattr("migrate.convert.write_logs", write_logs)
     convert(options)
     assert len(set(identities)) == 2
     assert verify(options.source, options.target, spark=None).missing == 0
 
 
-def test_a_receipt_that_comes_too_late_brings_nothing_back(tmp_path: Path) -> None:
+def test_a_note_that_comes_too_late_brings_nothing_back(tmp_path: Path) -> None:
     staging = Staging(StoreRoot(tmp_path), "a" * 64)
     with pytest.raises(TargetError):
-        write_note(staging.receipt(3), b"{}")
+        write_note(staging.attempt("one").note, b"{}")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_clearing_is_not_stopped_by_a_stale_writer(tmp_path: Path) -> None:
     staging = Staging(StoreRoot(tmp_path), "a" * 64)
-    staging.parts.mkdir(parents=True)
+    staging.attempt("one").path.mkdir(parents=True)
     is_over = threading.Event()
 
     def write_on() -> None:
         for number in itertools.count():
             try:
-                write_note(staging.receipt(number), b"{}")
+                write_note(staging.attempt("one").path / str(number), b"{}")
             except TargetError:
                 return
             if is_over.is_set():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.raw_memory import address_of
-from migrate.write.units import fill_units
+from migrate.write.index_files import fill_entries, fill_units
 from timer_wheel.format.timer_log import NO_POSITION, TIMER_UNIT, unit_position, units_per_file
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -32,13 +32,14 @@ def test_units_are_what_their_layouts_encode(
     write_ms = 1_700_000_000_000
     offsets, sizes, tags, topics, distances, flags, delays = (
         np.array([row[at] for row in rows], kind)
-        for at, kind in enumerate(["int64", "int64", "int32", "int32", "int32", "int32", "int64"])
+        for at, kind in enumerate(["int64", "int32", "int32", "int32", "int32", "int32", "int64"])
     )
     queue = np.zeros(len(rows) * QUEUE_UNIT.size, np.uint8)
     units = np.zeros(len(rows) * TIMER_UNIT.size, np.uint8)
+    fill_entries(address_of(queue), offsets, sizes, tags)
     fill_units(
-        address_of(queue), address_of(units), first, units_per_file(file_bytes), file_bytes,
-        write_ms, offsets, sizes, tags, topics, distances, flags, delays + write_ms,
+        address_of(units), first, units_per_file(file_bytes), file_bytes, write_ms,
+        offsets, sizes, topics, distances, flags, delays + write_ms,
     )  # fmt: skip
     entries, timers = b"", b""
     for number, (offset, size, tag, topic, distance, flag, delay_ms) in enumerate(rows, first):

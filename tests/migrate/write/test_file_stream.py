@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from message_store.base.errors import TargetError
 from migrate.write import row_output
-from migrate.write.row_output import PartStream, create_row
+from migrate.write.row_output import FileStream, create_file
 
 FILE_BYTES = 1 << 16
 
 
 def stream_all(path: Path, offset: int, pieces: list[bytes]) -> None:
     """Write the pieces, one behind the other."""
-    with PartStream(path, offset) as stream:
+    with FileStream(path, offset) as stream:
         for piece in pieces:
             stream.room(len(piece))[:] = np.frombuffer(piece, np.uint8)
             stream.advance(len(piece))
@@ -37,7 +37,7 @@ def test_parts_of_any_size_in_any_order_make_the_file(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], parts: list[int], backwards: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("row")
-    create_row(directory, count=1, file_bytes=FILE_BYTES)
+    create_file(directory / f"{0:020d}", FILE_BYTES)
     content = np.random.default_rng(7).integers(0, 256, FILE_BYTES, np.uint8).tobytes()
     bounds = sorted({0, FILE_BYTES, *parts})
     runs = list(itertools.pairwise(bounds))
@@ -54,7 +54,7 @@ def test_parts_of_any_size_in_any_order_make_the_file(
 def test_a_disk_that_cannot_write_directly_gets_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_row(tmp_path, count=1, file_bytes=FILE_BYTES)
+    create_file(tmp_path / f"{0:020d}", FILE_BYTES)
     real_open = os.open
 
     def refuse_direct(path: str, flags: int, mode: int = 0o777) -> int:
@@ -74,4 +74,4 @@ def test_a_disk_that_cannot_write_directly_gets_the_same_bytes(
 
 def test_a_stream_into_nothing_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="00000000000000000000"):
-        PartStream(tmp_path / f"{0:020d}", 0)
+        FileStream(tmp_path / f"{0:020d}", 0)

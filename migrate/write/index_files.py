@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the files that are made of all messages together: timer queue, timer log, and the tables
+of a hierarchical wheel's index.
+
+One writer makes a file, front to back, under a name of its own; then it takes the file's place. Who
+does so twice writes the same bytes.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.files.segments import segment_name
+from message_store.files.small_files import sync_file
+from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import address_of, store_i32, store_i64
+from migrate.plan.target_rows import TargetRows
+from migrate.settings import WHEEL, TargetSettings
+from migrate.write.hierarchy_index import index_rows, write_tables
+from migrate.write.row_output import FileStream, create_file
+from migrate.write.staging import Staging, load_array, save_array, target_errors
+from timer_wheel.format.timer_log import (
+    NO_POSITION,
+    TIMER_UNIT,
+    blank_bytes,
+    units_per_file,
+)
+
+_QUEUE_BYTES, _TIMER_BYTES = QUEUE_UNIT.size, TIMER_UNIT.size
+_QUEUE_LOG_OFFSET, _QUEUE_SIZE, _QUEUE_TAGS = (
+    QUEUE_UNIT.offset_of(name) for name in ("commit_log_offset", "size_bytes", "tags_code")
+)
+_AT_SIZE, _AT_PREVIOUS, _AT_MAGIC, _AT_WRITE_TIME = (
+    TIMER_UNIT.offset_of(name)
+    for name in ("size_bytes", "previous_position", "magic", "write_time_ms")
+)
+_AT_DELAY, _AT_LOG_OFFSET, _AT_RECORD_SIZE, _AT_TOPIC_HASH, _AT_RESERVED = (
+    TIMER_UNIT.offset_of(name)
+    for name in ("delay_ms", "commit_log_offset", "record_size_bytes", "topic_hash", "reserved")
+)
+_BLOCK_ROWS = 1 << 16
+_TABLE_ROWS = 1 << 18
+"""So many messages share the tables of an index."""
+QUEUE, TIMER_LOG, TABLES = "queue", "timer log", "tables"
+"""Kinds of files."""
+_COLUMNS = (
+    *("offsets", "sizes", "tags_hashes", "topic_hashes", "key_hashes"),
+    *("outs_ms", "slot_times_ms", "flags", "distances"),
+)
+
+
+@kernel("void(int64, int64[::1], int32[::1], int32[::1])")
+def fill_entries(queue: int, offsets: Any, sizes: Any, tags_hashes: Any) -> None:
+    """Fill room for as many queue entries as there are records, at an address."""
+    for i in range(len(offsets)):
+        store_i64(queue + _QUEUE_LOG_OFFSET, offsets[i])
+        store_i32(queue + _QUEUE_SIZE, sizes[i])
+        store_i64(queue + _QUEUE_TAGS, tags_hashes[i])
+        queue += _QUEUE_BYTES
+
+
+@kernel(
+    "void(int64, int64, int64, int64, int64, int64[::1], int32[::1], int32[::1], int32[::1],"
+    " int32[::1], int64[::1])"
+)
+def fill_units(
+    timer: int, first: int, units_in_file: int, file_bytes: int, write_time_ms: int, offsets: Any,
+    sizes: Any, topic_hashes: Any, distances: Any, flags: Any, slot_times_ms: Any,
+) -> None:  # fmt: skip
+    """Fill room for as many timer log units as there are records, at an address.
+
+    ``first`` is the number of the first one in the timer log, of which a file holds
+    ``units_in_file`` units in ``file_bytes``. ``distances`` lead to the record before in the same
+    slot, 0 where there is none.
+    """
+    for i in range(len(offsets)):
+        previous = NO_POSITION
+        if distances[i] != 0:
+            before = first + i - distances[i]
+            previous = before // units_in_file * file_bytes + before % units_in_file * _TIMER_BYTES
+        store_i32(timer + _AT_SIZE, _TIMER_BYTES)
+        store_i64(timer + _AT_PREVIOUS, previous)
+        store_i32(timer + _AT_MAGIC, flags[i])
+        store_i64(timer + _AT_WRITE_TIME, write_time_ms)
+        store_i32(timer + _AT_DELAY, slot_times_ms[i] - write_time_ms)
+        store_i64(timer + _AT_LOG_OFFSET, offsets[i])
+        store_i32(timer + _AT_RECORD_SIZE, sizes[i])
+        store_i32(timer + _AT_TOPIC_HASH, topic_hashes[i])
+        store_i64(timer + _AT_RESERVED, 0)
+        timer += _TIMER_BYTES
+
+
+class StoredColumns:
+    """The columns in the staging directory, mapped when they are asked for."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        if name not in _COLUMNS:
+            raise AttributeError(name)
+        return load_array(self._staging.plan_array(name))
+
+
+@attrs.frozen(eq=False)
+class IndexStage:
+    """What the files are made of: the rows, and the facts that they share."""
+
+    staging: Staging
+    settings: TargetSettings
+    engine: str
+    count: int
+    now_ms: int
+    write_time_ms: int
+    columns: TargetRows | StoredColumns
+
+    @classmethod
+    def of(cls, rows: TargetRows, staging: Staging) -> "IndexStage":
+        """Of rows in memory."""
+        facts = rows.settings, rows.engine, len(rows), rows.now_ms, rows.write_time_ms
+        return cls(staging, *facts, rows)
+
+    def stored(self) -> "IndexStage":
+        """The same, its columns in files that tasks on other machines map. Raises TargetError."""
+        for name in _COLUMNS:
+            save_array(self.staging.plan_array(name), getattr(self.columns, name))
+        return attrs.evolve(self, columns=StoredColumns(self.staging))
+
+    def files(self) -> list[tuple[str, int]]:
+        """Kind and number of all files."""
+        kinds = [(QUEUE, self.settings.queue_file_bytes // QUEUE_UNIT.size)]
+        if self.engine == WHEEL:
+            kinds.append((TIMER_LOG, units_per_file(self.settings.timer_log_file_bytes)))
+        else:
+            kinds.append((TABLES, _TABLE_ROWS))
+        return [(kind, number) for kind, rows in kinds for number in range(-(-self.count // rows))]
+
+    def write(self, file: tuple[str, int], *, durably: bool = False) -> None:
+        """Write one of the files. Raises TargetError."""
+        kind, number = file
+        write = {QUEUE: self._write_queue, TIMER_LOG: self._write_units, TABLES: self._write_tables}
+        write[kind](number, durably)
+
+    def _write_queue(self, number: int, durably: bool) -> None:
+        file_bytes = self.settings.queue_file_bytes
+        path = self.staging.store.timer_queue() / segment_name(number * file_bytes)
+
+        def fill(address: int, rows: slice) -> None:
+            fill_entries(address, *self._slices(rows, "offsets", "sizes", "tags_hashes"))
+
+        count = file_bytes // QUEUE_UNIT.size
+        self._stream(path, file_bytes, number * count, count, QUEUE_UNIT.size, fill, durably)
+
+    def _write_units(self, number: int, durably: bool) -> None:
+        file_bytes = self.settings.timer_log_file_bytes
+        path = self.staging.store.timer_log / segment_name(number * file_bytes)
+        count = units_per_file(file_bytes)
+        names = "offsets", "sizes", "topic_hashes", "distances", "flags", "slot_times_ms"
+
+        def fill(address: int, rows: slice) -> None:
+            facts = rows.start, count, file_bytes, self.write_time_ms
+            fill_units(address, *facts, *self._slices(rows, *names))
+
+        self._stream(path, file_bytes, number * count, count, TIMER_UNIT.size, fill, durably)
+
+    def _stream(
+        self,
+        path: Path,
+        file_bytes: int,
+        first: int,
+        count: int,
+        unit_bytes: int,
+        fill: Callable[[int, slice], None],
+        durably: bool,
+    ) -> None:
+        """Write the units from number ``first`` on, ``count`` at most, and a blank where the timer
+        log goes on in the next file.
+        """
+        end = min(first + count, self.count)
+        with _taking(path, self.staging, durably=durably) as temporary:
+            create_file(temporary, file_bytes)
+            with FileStream(temporary, 0) as stream:
+                for begin in range(first, end, _BLOCK_ROWS):
+                    rows = slice(begin, min(begin + _BLOCK_ROWS, end))
+                    room = stream.room((rows.stop - rows.start) * unit_bytes)
+                    fill(address_of(room), rows)
+                    stream.advance(len(room))
+                if unit_bytes == TIMER_UNIT.size and end < self.count:
+                    blank = np.frombuffer(blank_bytes(file_bytes), np.uint8)
+                    stream.room(len(blank))[:] = blank
+                    stream.advance(len(blank))
+
+    def _write_tables(self, number: int, durably: bool) -> None:
+        rows = slice(number * _TABLE_ROWS, min((number + 1) * _TABLE_ROWS, self.count))
+        names = "outs_ms", "offsets", "sizes", "topic_hashes"
+        found = index_rows(
+            rows.start,
+            *self._slices(rows, *names),
+            now_ms=self.now_ms,
+            precision_ms=self.settings.precision_ms,
+        )
+        [hashes] = self._slices(rows, "key_hashes")
+        write_tables(self.staging, number, found, hashes, durably=durably)
+
+    def _slices(self, rows: slice, *names: str) -> Iterator[Any]:
+        """Some rows of some columns, as kernels want them: a mapped file cannot be written to."""
+        for name in names:
+            part = getattr(self.columns, name)[rows]
+            yield part if part.flags.writeable and part.flags.c_contiguous else np.array(part)
+
+
+@contextmanager
+def _taking(path: Path, staging: Staging, *, durably: bool) -> Iterator[Path]:
+    """A temporary name in the staging directory, whose file takes this place at the end.
+
+    Raises TargetError.
+    """
+    with target_errors(path):
+        temporary = staging.attempts / f"{path.name}-{secrets.token_hex(6)}"
+        yield temporary
+        if durably:
+            sync_file(temporary)
+        os.replace(temporary, path)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes one commit log file of the target, alone and front to back: a task of the write stage.
+
+What a task writes lies in a directory of its own attempt, and its note comes last: nobody else is
+reached by an attempt that is repeated, too late, or of an earlier plan. A file's bytes depend on
+the plan and the source alone. Records that cannot be converted are left out; beside the records lie
+the numbers of each message that queue, timer log and index are made of.
+"""
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import DelayStoreError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.kernels.crc import crc32_from
+from message_store.kernels.raw_memory import address_of
+from migrate.plan.stored_plan import StoredPlan, load_plan
+from migrate.settings import HIERARCHY
+from migrate.source.record_reader import read_chunks
+from migrate.write.hierarchy_index import key_hashes
+from migrate.write.rewriter import RecordRewriter
+from migrate.write.row_output import FileStream, create_file
+from migrate.write.staging import Attempt, load_array, save_array, target_errors, write_note
+
+_READ_BYTES = 4 << 20
+SIZES, TAGS_HASHES, TOPIC_HASHES = range(3)
+"""The rows of an attempt's numbers, int32, a column a message; size 0 is a bad record."""
+
+
+@attrs.frozen(kw_only=True)
+class Receipt:
+    """What was written of one source into one file.
+
+    ``topics`` has a row for each real topic: name (UTF-8 read as Latin-1), messages, highest queue.
+    """
+
+    source: int = 0
+    log_bytes: int = 0
+    bytes_read: int
+    largest_record_bytes: int
+    topics: list[tuple[str, int, int]] = attrs.field(factory=list)
+
+    @classmethod
+    def of(cls, records: RecordRewriter, source: int, bytes_read: int) -> "Receipt":
+        """What a rewriter has written."""
+        return cls(
+            source=source,
+            log_bytes=int(records.sizes.sum(dtype=np.int64)),
+            bytes_read=bytes_read,
+            largest_record_bytes=int(records.sizes.max(initial=0)),
+            topics=[
+                (entry.topic.decode("latin-1"), entry.count, entry.max_queue_id)
+                for entry in records.topics.counts()
+            ],
+        )
+
+
+@attrs.frozen(kw_only=True)
+class FileNote:
+    """What a task answers, and what its attempt is known by: a receipt a source, how many records
+    are bad, and the CRCs of records and numbers.
+    """
+
+    identity: str
+    number: int
+    attempt: str
+    log_bytes: int
+    bad_count: int
+    log_crc: int
+    numbers_crc: int
+    receipts: list[Receipt]
+
+    @classmethod
+    def read(cls, path: Path) -> "FileNote | None":
+        """The note in a file, or None where none can be read."""
+        content = read_small_file(path)
+        try:
+            facts = json.loads(content or b"")
+            receipts = [
+                Receipt(**{**each, "topics": [tuple(row) for row in each["topics"]]})
+                for each in facts.pop("receipts")
+            ]
+            return cls(receipts=receipts, **facts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def write_file(target: Path, identity: str, durably: bool, number: int) -> FileNote:
+    """Write this log file of the plan with this identity, under a name that nobody else has.
+
+    ``durably``: all of it is on the disk before its note is. Raises PlanError where another plan
+    counts by now, SourceError or TargetError.
+    """
+    plan = load_plan(target, identity)
+    return FileWriter(plan, number, durably=durably).write()
+
+
+class FileWriter:
+    """One attempt at one file."""
+
+    def __init__(self, plan: StoredPlan, number: int, *, durably: bool) -> None:
+        self._plan, self._number, self._durably = plan, number, durably
+        self._rows = plan.cut.rows_of(number)
+        self._attempt = plan.staging.attempt(f"{number:06d}-{secrets.token_hex(6)}")
+        self._numbers = np.zeros((3, len(self._rows)), np.int32)
+        self._keys = np.zeros(len(self._rows) if plan.engine == HIERARCHY else 0, np.int64)
+        self._bad: dict[int, str] = {}
+        self._filled = self._crc = self._good = 0
+
+    def write(self) -> FileNote:
+        """Write the file and its note. Raises SourceError, TargetError."""
+        plan, attempt = self._plan, self._attempt
+        with target_errors(attempt.path):
+            attempt.path.mkdir()
+        create_file(attempt.log, plan.settings.commit_log_file_bytes)
+        with FileStream(attempt.log, 0, durably=self._durably) as stream:
+            receipts = [self._write_records(stream, *run) for run in self._runs()]
+            if not self._bad and self._number < plan.cut.file_count - 1:
+                write_blank(stream, plan.settings.commit_log_file_bytes - self._filled)
+        save = partial(save_array, durably=self._durably)
+        save(attempt.numbers, self._numbers)
+        if len(self._keys):
+            save(attempt.keys, self._keys)
+        write_bad(attempt, self._bad, durably=self._durably)
+        note = FileNote(
+            identity=plan.identity,
+            number=self._number,
+            attempt=attempt.name,
+            log_bytes=self._filled,
+            bad_count=len(self._bad),
+            log_crc=self._crc,
+            numbers_crc=numbers_crc(attempt),
+            receipts=receipts,
+        )
+        write_note(attempt.note, json.dumps(attrs.asdict(note)).encode(), durably=self._durably)
+        return note
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """The messages of the file by source: its number, first and end."""
+        bounds = self._plan.cut.sources
+        for source in range(len(bounds) - 1):
+            first = max(self._rows.start, bounds[source])
+            end = min(self._rows.stop, bounds[source + 1])
+            if first < end:
+                yield source, first, end
+
+    def _write_records(self, stream: FileStream, source: int, first: int, end: int) -> Receipt:
+        plan, begin = self._plan, self._rows.start
+        records = plan.rewriter(first, end)
+        origin = self._number * plan.settings.commit_log_file_bytes
+        bytes_read = 0
+        with SegmentReader(StoreRoot(plan.sources[source]).commit_log) as log:
+            for chunk in read_chunks(log, records.source_offsets, records.source_sizes):
+                room = stream.room(records.most_bytes(chunk))
+                position, queue_offset = origin + self._filled, self._rows.start + self._good
+                written = records.rewrite(
+                    chunk, address_of(room), len(room), position, queue_offset
+                )
+                block, sizes = room[:written], records.sizes[chunk.first : chunk.end]
+                if len(self._keys):
+                    rows = slice(first - begin + chunk.first, first - begin + chunk.end)
+                    self._keys[rows] = keys_of(block, position, sizes, plan.settings.precision_ms)
+                self._good += int(np.count_nonzero(sizes))
+                self._crc = int(crc32_from(self._crc, address_of(block), written))
+                stream.advance(written)
+                self._filled += written
+                bytes_read += chunk.buffer_bytes
+        rows = slice(first - begin, end - begin)
+        self._numbers[:, rows] = records.sizes, records.tags_hashes, records.topic_hashes
+        self._bad |= {first + row: reason for row, reason in records.bad.items()}
+        return Receipt.of(records, source, bytes_read)
+
+
+def keys_of(
+    block: NDArray[np.uint8], position: int, sizes: NDArray[np.int32], precision_ms: int
+) -> NDArray[np.int64]:
+    """The hash of each record's unique key; 0 for none, and where there is no record."""
+    hashes = np.zeros(len(sizes), np.int64)
+    is_there = sizes > 0
+    there = sizes[is_there].astype(np.int64)
+    offsets = position + np.cumsum(there) - there
+    hashes[is_there] = key_hashes(block, position, offsets, there, precision_ms)
+    return hashes
+
+
+def write_bad(attempt: Attempt, bad: dict[int, str], *, durably: bool) -> None:
+    """Note which messages of the plan cannot be converted, a line each. Raises TargetError."""
+    lines = "".join(f"{json.dumps([row, bad[row]])}\n" for row in sorted(bad))
+    write_note(attempt.bad, lines.encode(), durably=durably)
+
+
+def read_bad(attempt: Attempt) -> dict[int, str]:
+    """Which messages of the plan an attempt could not convert, and why. Raises TargetError."""
+    with target_errors(attempt.bad):
+        return dict(json.loads(line) for line in attempt.bad.read_text().splitlines())
+
+
+def read_numbers(attempt: Attempt) -> NDArray[np.int32]:
+    """Sizes and hashes of an attempt's messages. Raises TargetError."""
+    numbers: NDArray[np.int32] = load_array(attempt.numbers)
+    return numbers
+
+
+def numbers_crc(attempt: Attempt) -> int:
+    """The CRC of all that lies beside an attempt's records. Raises TargetError."""
+    crc = 0
+    with target_errors(attempt.path):
+        for path in (attempt.numbers, attempt.keys, attempt.bad):
+            if path.exists():
+                crc = zlib.crc32(path.read_bytes(), crc)
+    return crc
+
+
+def is_written(plan: StoredPlan, note: FileNote, log: Path) -> bool:
+    """Whether an attempt's bytes have the checksums of its note: after a power loss a note may
+    survive while pages of what it speaks of did not.
+    """
+    if note.identity != plan.identity or not 0 <= note.number < plan.cut.file_count:
+        return False
+    file_bytes = plan.settings.commit_log_file_bytes
+    is_blanked = not note.bad_count and note.number < plan.cut.file_count - 1
+    try:
+        if numbers_crc(plan.staging.attempt(note.attempt)) != note.numbers_crc:
+            return False
+        with log.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != file_bytes:
+                return False
+            crc = 0
+            for begin in range(0, note.log_bytes, _READ_BYTES):
+                crc = zlib.crc32(file.read(min(_READ_BYTES, note.log_bytes - begin)), crc)
+            blank = encode_blank(file_bytes - note.log_bytes) if is_blanked else b""
+            return crc == note.log_crc and file.read(len(blank)) == blank
+    except (OSError, DelayStoreError):
+        return False
+
+
+def encode_blank(size_bytes: int) -> bytes:
+    """What stands behind the last record of a log file that others follow."""
+    return BLANK_RECORD.encode(size_bytes=size_bytes, magic=MAGIC_BLANK)
+
+
+def write_blank(stream: FileStream, size_bytes: int) -> None:
+    """End a log file with the head of a blank of this length. Raises TargetError."""
+    blank = np.frombuffer(encode_blank(size_bytes), np.uint8)
+    stream.room(len(blank))[:] = blank
+    stream.advance(len(blank))

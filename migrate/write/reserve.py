@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the log files of all tasks together: which attempts count, and what the reserve fills.
+
+A record carries its number in the queue. Were one left out, all behind it would have another. So a
+few messages are held back, the reserve: as many of them as were bad in a file are appended to it,
+and the rest to the last one.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import PlanError
+from message_store.files.segments import SegmentReader, segment_name
+from message_store.files.store_root import StoreRoot
+from message_store.kernels.raw_memory import address_of
+from migrate.plan.plan import Plan
+from migrate.plan.stored_plan import StoredPlan
+from migrate.plan.target_rows import Arrangement, TargetRows, arrange
+from migrate.settings import HIERARCHY
+from migrate.source.record_reader import read_chunks
+from migrate.write.log_file import (
+    SIZES,
+    TAGS_HASHES,
+    TOPIC_HASHES,
+    FileNote,
+    Receipt,
+    is_written,
+    keys_of,
+    read_bad,
+    read_numbers,
+    write_blank,
+)
+from migrate.write.publishing import is_publishing
+from migrate.write.row_output import FileStream
+from migrate.write.staging import Staging, clear, load_array, target_errors
+
+Int64Array = NDArray[np.int64]
+
+
+@attrs.frozen(eq=False)
+class Written:
+    """All records of a plan: the messages that cannot be converted, by their place in the plan, and
+    a receipt of each file and source. ``arrangement`` and ``rows`` are None where more are bad than
+    the reserve holds: then another plan is made, without them.
+    """
+
+    bad: dict[int, str]
+    receipts: list[Receipt]
+    arrangement: Arrangement | None
+    rows: TargetRows | None
+
+
+def usable_attempts(plan: StoredPlan) -> dict[int, FileNote]:
+    """A whole attempt at each log file that has one. All others are removed. Raises TargetError."""
+    found: dict[int, FileNote] = {}
+    staging = plan.staging
+    with target_errors(staging.attempts):
+        names = sorted(os.listdir(staging.attempts))
+    for name in names:
+        attempt = staging.attempt(name)
+        note = FileNote.read(attempt.note) if attempt.path.is_dir() else None
+        is_first = note is not None and note.attempt == name and note.number not in found
+        if note is not None and is_first and is_written(plan, note, log_of(plan, note)):
+            found[note.number] = note
+        else:
+            _remove(attempt.path)
+    return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        clear(path)
+    else:
+        with target_errors(path):
+            path.unlink(missing_ok=True)
+
+
+def log_of(plan: StoredPlan, note: FileNote) -> Path:
+    """Where the log file of an attempt is by now: with it, in its place, or published."""
+    staging = plan.staging
+    name = segment_name(note.number * plan.settings.commit_log_file_bytes)
+    places = [staging.attempt(note.attempt).log, staging.store.commit_log / name]
+    return next((path for path in places if path.exists()), staging.target.commit_log / name)
+
+
+def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Written:
+    """Append the reserve, unless it is published already, and say what was written.
+
+    Raises PlanError where they do not count every message once, SourceError, TargetError.
+    """
+    staging = stored.staging
+    reserve = _Reserve(stored, is_hierarchical=plan.engine == HIERARCHY)
+    reserve.judge()
+    attempts = [staging.attempt(note.attempt) for note in notes]
+    numbers = np.concatenate([*map(read_numbers, attempts), reserve.numbers], axis=1)
+    bad = {row: why for attempt in attempts for row, why in read_bad(attempt).items()}
+    bad |= {plan.cut.reserve + row: why for row, why in reserve.records.bad.items()}
+    receipts = [receipt for note in notes for receipt in note.receipts]
+    if len(reserve.records.sizes):
+        receipts.append(reserve.receipt())
+    counted = sum(count for each in receipts for _topic, count, _queue_id in each.topics)
+    if counted + len(bad) != len(plan):
+        raise PlanError(
+            f"{counted} messages were written and {len(bad)} are bad where the plan has {len(plan)}"
+        )
+    arrangement = arrange(plan, numbers[SIZES])
+    if arrangement is None:
+        return Written(bad, receipts, None, None)
+    if not is_publishing(staging):
+        for note in notes:
+            reserve.append(note, arrangement)
+    keys = [load_array(attempt.keys) for attempt in attempts if plan.engine == HIERARCHY]
+    rows = TargetRows.planned(
+        plan,
+        arrangement,
+        numbers[SIZES],
+        numbers[TAGS_HASHES],
+        numbers[TOPIC_HASHES],
+        np.concatenate([*keys, reserve.keys]),
+    )
+    return Written(bad, receipts, arrangement, rows)
+
+
+class _Reserve:
+    """The messages that are written last."""
+
+    def __init__(self, plan: StoredPlan, *, is_hierarchical: bool) -> None:
+        self._plan = plan
+        self._first = plan.cut.reserve
+        self._count = plan.cut.files[-1] - self._first
+        self.records = plan.rewriter(self._first, plan.cut.files[-1])
+        self.keys = np.zeros(self._count if is_hierarchical else 0, np.int64)
+        self._bytes_read = 0
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """Sizes and hashes, as an attempt keeps them."""
+        records = self.records
+        return np.stack([records.sizes, records.tags_hashes, records.topic_hashes])
+
+    def receipt(self) -> Receipt:
+        """What of it was written."""
+        return Receipt.of(self.records, len(self._plan.cut.sources) - 2, self._bytes_read)
+
+    def judge(self) -> None:
+        """Make every record and throw it away, to know its size, or why it is bad."""
+        if not self._count:
+            return
+        with self._log() as log:
+            columns = self.records.source_offsets, self.records.source_sizes
+            for chunk in read_chunks(log, *columns):
+                scratch = np.empty(self.records.most_bytes(chunk), np.uint8)
+                self.records.rewrite(chunk, address_of(scratch), len(scratch), 0, 0)
+                if len(self.keys):
+                    rows = slice(chunk.first, chunk.end)
+                    precision_ms = self._plan.settings.precision_ms
+                    sizes = self.records.sizes[rows]
+                    self.keys[rows] = keys_of(scratch, 0, sizes, precision_ms)
+                self._bytes_read += chunk.buffer_bytes
+
+    def append(self, note: FileNote, arrangement: Arrangement) -> None:
+        """Append to a log file what it takes of the reserve, and end it if another follows."""
+        file_bytes = self._plan.settings.commit_log_file_bytes
+        start = note.number * file_bytes
+        first, end = np.searchsorted(arrangement.offsets, [start, start + file_bytes]).tolist()
+        first += int(np.searchsorted(arrangement.messages[first:end], self._first))
+        is_last = note.number == self._plan.cut.file_count - 1
+        if first == end and (is_last or not note.bad_count):
+            return
+        with FileStream(log_of(self._plan, note), note.log_bytes) as stream:
+            filled = note.log_bytes
+            if first < end:
+                held = arrangement.messages[[first, end - 1]] - self._first
+                rows = slice(int(held[0]), int(held[1]) + 1)
+                for written in self._rewritten(stream, rows, start + filled, first):
+                    filled += written
+            if not is_last:
+                write_blank(stream, file_bytes - filled)
+
+    def _rewritten(
+        self, stream: FileStream, rows: slice, position: int, queue_offset: int
+    ) -> Iterator[int]:
+        """Write some of its messages; yields the bytes of each chunk."""
+        records = self._plan.rewriter(self._first + rows.start, self._first + rows.stop)
+        with self._log() as log:
+            for chunk in read_chunks(log, records.source_offsets, records.source_sizes):
+                room = stream.room(records.most_bytes(chunk))
+                written = records.rewrite(
+                    chunk, address_of(room), len(room), position, queue_offset
+                )
+                stream.advance(written)
+                position += written
+                queue_offset += int(np.count_nonzero(records.sizes[chunk.first : chunk.end]))
+                yield written
+
+    def _log(self) -> SegmentReader:
+        return SegmentReader(StoreRoot(self._plan.sources[-1]).commit_log)
+
+
+def place_logs(plan: StoredPlan, notes: Sequence[FileNote], staging: Staging) -> None:
+    """Give every log file its place among those to be published. Raises TargetError."""
+    for note in notes:
+        log = staging.attempt(note.attempt).log
+        name = segment_name(note.number * plan.settings.commit_log_file_bytes)
+        place = staging.store.commit_log / name
+        with target_errors(place):
+            if log.exists():
+                os.replace(log, place)
