@@ -20,7 +20,7 @@ from migrate.convert import convert
 from migrate.progress import Progress
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
-from migrate.spark.master import require_shared_directory
+from migrate.spark.cluster import require_scratch
 from migrate.verify.report import VerifyReport
 from migrate.verify.verify import VerifyOptions, verify
 from migrate.write.staging import target_errors
@@ -85,7 +85,7 @@ def run_demo(
     """
     about = _about()
     if spark is not None:
-        require_shared_directory(spark.sparkContext.master, directory, "--directory")
+        require_scratch(spark, directory, "--directory")
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="delaywheel-demo-"))
     progress("unpack", 0, 1)

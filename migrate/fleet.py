@@ -20,6 +20,7 @@ from migrate.report.html import write_html_report
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
 from migrate.source.replicas import find_replicas, same_broker
+from migrate.spark.cluster import has_ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,22 +141,13 @@ def target_name(source: Path) -> str:
 def _convert(
     options: ConvertOptions, spark: "SparkSession | None", progress: Progress
 ) -> FleetEntry:
-    if spark is not None and _has_ended(spark):
+    if spark is not None and has_ended(spark):
         raise MigrationError(f"{options.source}: not tried, because Spark has ended")
     return FleetEntry(options, CONVERTED, convert(options, spark=spark, progress=progress))
 
 
 def _labelled(progress: Progress, label: str) -> Progress:
     return lambda stage, done, total: progress(f"{label}: {stage}", done, total)
-
-
-def _has_ended(spark: "SparkSession") -> bool:
-    """Whether the JVM or its context has ended: then planning another store would be in vain."""
-    try:
-        spark.sparkContext.statusTracker().getActiveJobsIds()
-    except Exception:  # whatever Py4J makes of a peer that is gone
-        return True
-    return False
 
 
 def _require_apart(members: Sequence[ConvertOptions]) -> None:

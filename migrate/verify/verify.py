@@ -35,8 +35,8 @@ from migrate.report.finished_target import (
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker, read_settings
 from migrate.settings import WHEEL, TargetSettings
 from migrate.source.condition import refuse_retired
-from migrate.spark.master import require_shared_directory
-from migrate.spark.tasks import VERIFICATION, core_count
+from migrate.spark.cluster import core_count, require_scratch
+from migrate.spark.tasks import VERIFICATION
 from migrate.verify.compare import Comparison, compare_sides
 from migrate.verify.config import (
     config_problems,
@@ -335,7 +335,7 @@ def _checked(options: VerifyOptions | None, spark: "SparkSession | None") -> Ver
     """The options, or their defaults. Raises OptionsError for a cluster without ``scratch``."""
     options = options or VerifyOptions()
     if spark is not None:
-        require_shared_directory(spark.sparkContext.master, options.scratch, "--scratch")
+        require_scratch(spark, options.scratch, "--scratch")
     return options
 
 

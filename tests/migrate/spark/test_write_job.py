@@ -2,14 +2,13 @@
 """What a task of the write stage says to the driver, and what the driver makes of it."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
-from pyspark.sql import SparkSession
 
 from message_store.base.errors import MigrationError, PlanError, SourceError, TargetError
 from migrate.convert import convert
@@ -114,37 +113,23 @@ def test_a_task_that_counts_too_few_is_refused(
 # --- what Spark is asked for ----------------------------------------------------------------------
 
 
-class Cluster:
-    """What stands in for Spark: runs its tasks here, and keeps what is said of its jobs."""
-
-    def __init__(self, master: str) -> None:
-        self.sparkContext = self
-        self.master, self.defaultParallelism = master, 2
-        self.properties: dict[str, str | None] = {"spark.jobGroup.id": "the caller's"}
-
-    def getLocalProperty(self, name: str) -> str | None:
-        return self.properties.get(name)
-
-    def setLocalProperty(self, name: str, value: str | None) -> None:
-        self.properties[name] = value
-
-    def setJobGroup(self, group: str, description: str, interruptOnCancel: bool) -> None:
-        self.properties |= {"spark.jobGroup.id": group, "spark.job.description": description}
-
-    def parallelize(self, runs: list[Any], count: int) -> Any:
-        def collect(function: Callable[[Iterable[Any]], Iterable[Any]]) -> Any:
-            assert self.properties["spark.jobGroup.id"] != "the caller's"
-            found = [each for run in runs for each in function([run])]
-            return SimpleNamespace(collect=lambda: found)
-
-        assert len(runs) == count
-        return SimpleNamespace(mapPartitions=collect)
-
-    def statusTracker(self) -> Any:
-        return SimpleNamespace(getJobIdsForGroup=lambda _group: [])
+def session_of(master: str, *, has_context: bool) -> Any:
+    """What stands in for a session: as much as the write stage asks of one beside its job."""
+    conf = {"spark.master": master}
+    facts = {"conf": SimpleNamespace(get=conf.get)}
+    context = {"sparkContext": SimpleNamespace(defaultParallelism=2)} if has_context else {}
+    return SimpleNamespace(**facts, **context)
 
 
-def converted_on(cluster: Cluster, tmp_path: Path, **changes: Any) -> list[str]:
+def run_here(
+    _spark: object, tasks: list[Any], function: Callable[[Any], Any], *_: object
+) -> list[Any]:
+    return [function(task) for task in tasks]
+
+
+def converted_on(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> list[str]:
     """Convert there; gives what was not on the disk when the last note was about to appear."""
     build_level_store(tmp_path / "source", [LevelMessage(body=bytes(900)) for _ in range(9)])
     options = options_for(tmp_path, **changes)
@@ -159,31 +144,31 @@ def converted_on(cluster: Cluster, tmp_path: Path, **changes: Any) -> list[str]:
                 if (attempts / each).is_file()
             ]
 
+    monkeypatch.setattr("migrate.spark.tasks.run_job", run_here)
     with watching(look):
-        spark: Any = cluster
-        assert convert(options, spark=spark).total("converted") == 9
+        assert convert(options, spark=session).total("converted") == 9
     return loose
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_on_a_cluster_a_file_is_on_the_disk_before_its_note(tmp_path: Path, engine: str) -> None:
-    assert converted_on(Cluster("spark://there:7077"), tmp_path, to=engine) == []
+def test_on_a_cluster_a_file_is_on_the_disk_before_its_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    session = session_of("spark://there:7077", has_context=True)
+    assert converted_on(session, tmp_path, monkeypatch, to=engine) == []
 
 
-def test_on_this_machine_nobody_waits_twice(tmp_path: Path) -> None:
-    assert converted_on(Cluster("local[2]"), tmp_path) != []
+def test_behind_spark_connect_a_file_is_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server calls itself local, and is wherever it is."""
+    monkeypatch.setattr("migrate.spark.cluster._partitions_of_a_range", lambda _session: 2)
+    session = session_of("local[2]", has_context=False)
+    assert converted_on(session, tmp_path, monkeypatch) == []
 
 
-def test_a_job_of_the_caller_s_is_not_of_our_group_afterwards(tmp_path: Path) -> None:
-    cluster = Cluster("local[2]")
-    converted_on(cluster, tmp_path)
-    assert cluster.properties["spark.jobGroup.id"] == "the caller's"
-    assert cluster.properties["spark.job.description"] is None
-
-
-@pytest.mark.spark
-def test_spark_forgets_the_group_too(spark: SparkSession, tmp_path: Path) -> None:
-    build_level_store(tmp_path / "source", [LevelMessage()])
-    convert(options_for(tmp_path), spark=spark)
-    for name in ("spark.jobGroup.id", "spark.job.description"):
-        assert spark.sparkContext.getLocalProperty(name) is None
+def test_on_this_machine_nobody_waits_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of("local[2]", has_context=True)
+    assert converted_on(session, tmp_path, monkeypatch) != []

@@ -220,11 +220,18 @@ def test_what_goes_wrong_on_a_worker_is_one_sentence_of_its_own_kind(
     assert "\n" not in str(given_up.value)
 
 
-def test_a_cluster_needs_a_directory_that_all_its_workers_see(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("facts", "where"),
+    [({"sparkContext": None}, "behind Spark Connect"), ({"sparkContext": 1}, "spark://node:7077")],
+)
+def test_a_cluster_needs_a_directory_that_all_its_workers_see(
+    tmp_path: Path, facts: dict[str, Any], where: str
+) -> None:
     stores = make_stores(tmp_path)
-    cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://node:7077"))
-    with pytest.raises(OptionsError, match=r"spark://node:7077 .* --scratch must name a directory"):
-        verify(stores.source.root, stores.target, spark=cast(SparkSession, cluster))
+    conf = SimpleNamespace(get=lambda *_: "spark://node:7077")
+    cluster = cast(SparkSession, SimpleNamespace(conf=conf, **facts))
+    with pytest.raises(OptionsError, match=rf"{where}\) .* --scratch must name a directory"):
+        verify(stores.source.root, stores.target, spark=cluster)
 
 
 @pytest.mark.spark
