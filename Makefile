@@ -39,11 +39,12 @@ simulate: $(INSTALLED)  ## run random stores with faults on a simulated disk: ma
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
 	$(PYTEST) -m interop $(MANY) $(PYTEST_MORE)
 
-pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest and on the newest PySpark that we claim
+pysparks: $(INSTALLED) java  ## run the tests of Spark on the lowest and on the newest PySpark that we claim
 	@for wanted in "==4.0.0" ">=4,<5"; do \
 	  echo "== pyspark$$wanted"; rm -rf build/pyspark; $(BIN)/python -m venv build/pyspark && \
 	  build/pyspark/bin/pip install -q "pyspark[sql]$$wanted" -e '.[dev]' && \
-	  build/pyspark/bin/python -m pytest tests/migrate/spark/test_data_sources.py || exit 1; done
+	  build/pyspark/bin/python -m pytest tests/migrate/spark/test_data_sources.py \
+	    tests/migrate/spark/test_jobs.py tests/migrate/spark/test_connect.py || exit 1; done
 
 lowest: $(INSTALLED)  ## run a few tests on the lowest versions of all dependencies that we claim
 	$(BIN)/python -m tests.helpers.lowest
