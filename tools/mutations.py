@@ -636,6 +636,34 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/contract/test_wheel_store.py::TestShortRounds"
         "::test_a_listing_beside_others_has_nothing_that_went_before_and_nothing_twice",
     ),
+    Mutation(
+        "connect-is-this-machine",
+        "migrate/spark/cluster.py",
+        "    return context_of(spark) is not None and is_one_machine(master_of(spark))",
+        "    return is_one_machine(master_of(spark))",
+        "tests/migrate/spark/test_write_job.py::test_behind_spark_connect_a_part_is_on_the_disk_too",
+    ),
+    Mutation(
+        "disk-error-is-a-value",
+        "migrate/spark/jobs.py",
+        "        if isinstance(error, OSError):",
+        "        if error is None:",
+        "tests/migrate/spark/test_jobs.py::test_an_error_of_the_disk_is_raised_on_a_cluster_but_the_last_time",
+    ),
+    Mutation(
+        "last-attempt-raises",
+        "migrate/spark/jobs.py",
+        "context.attemptNumber() + 1 < max_attempts",
+        "context.attemptNumber() < max_attempts",
+        "tests/migrate/spark/test_jobs.py::test_an_error_of_the_disk_is_raised_on_a_cluster_but_the_last_time",
+    ),
+    Mutation(
+        "one-cancel-of-a-job",
+        "migrate/spark/jobs.py",
+        "                handle.cancel()  # the first came before the job",
+        "                pass",
+        "tests/migrate/spark/test_jobs.py::test_ctrl_c_before_the_job_has_begun_ends_it_too",
+    ),
 )
 
 

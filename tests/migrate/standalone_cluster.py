@@ -23,24 +23,43 @@ from tests.source_laws import ROOT
 PATIENCE_S = 240.0
 _SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
-_SLOW_RECEIPTS = """
-import os, time
+_RECEIPTS = """
+import errno, os, time
+_here = os.path.dirname(__file__)
 _replace = os.replace
+def _orders(kind):
+    names = sorted(os.listdir(_here))
+    return [os.path.join(_here, name) for name in names if name.startswith(kind)]
+def _note_attempt():
+    from pyspark import TaskContext
+    context = TaskContext.get()
+    name = f"attempt-{{context.partitionId()}}-{{context.attemptNumber()}}"
+    open(os.path.join(_here, name), "w").close()
 def _slow(one, other, **more):
     if os.path.basename(os.path.dirname(other)) == "parts":
-        time.sleep({seconds})
+        _note_attempt()
+        for order in _orders("fail-"):
+            try:
+                if not order.endswith("-always"):
+                    os.unlink(order)
+            except FileNotFoundError:
+                continue
+            raise OSError(errno.EIO, os.strerror(errno.EIO), other)
+        is_slow = any(os.path.basename(each)[5:] in os.getcwd() for each in _orders("slow-"))
+        time.sleep(10 if is_slow else {seconds})
     return _replace(one, other, **more)
 os.replace = _slow
 """
 """What makes the middle of a small conversion long enough to be found: on executors, a part's
-receipt takes a while.
+receipt takes a while, ten seconds on a worker that is named by a file ``slow-``. A file ``fail-``
+is an error of the disk at one receipt. Of each attempt of a task that comes so far a file is left.
 """
 
 
 def slow_receipts(directory: Path, seconds: float) -> None:
     """Make a directory which, on the PYTHONPATH of a Python worker, makes it slow."""
     directory.mkdir()
-    (directory / "sitecustomize.py").write_text(_SLOW_RECEIPTS.format(seconds=seconds))
+    (directory / "sitecustomize.py").write_text(_RECEIPTS.format(seconds=seconds))
 
 
 def count_parts(target: Path) -> int:
@@ -117,12 +136,36 @@ class Cluster:
             ),
         }
 
+    @property
+    def orders(self) -> Path:
+        """The directory of files that say what goes wrong on executors."""
+        return self.directory / "slow"
+
+    @contextlib.contextmanager
+    def disturbed(self, *names: str) -> Iterator[None]:
+        """Have these orders for a ``with`` block, and no trace of earlier attempts."""
+        for path in self.orders.glob("attempt-*"):
+            path.unlink()
+        for name in names:
+            (self.orders / name).touch()
+        try:
+            yield
+        finally:
+            for name in names:
+                (self.orders / name).unlink(missing_ok=True)
+
+    def repeated(self) -> list[str]:
+        """The later attempts of tasks that came as far as a receipt."""
+        attempts = sorted(path.name for path in self.orders.glob("attempt-*"))
+        return [name for name in attempts if not name.endswith("-0")]
+
     def have_workers(self, count: int) -> None:
         """Start those that are missing, and wait until the master knows them."""
         self.workers = [worker for worker in self.workers if worker.poll() is None]
         for _ in range(count - len(self.workers)):
             self.started += 1
-            words = ["--host", "127.0.0.1", "--cores", "1", "--memory", "600m"]
+            # An address each: Spark repeats no slow task on the host that it runs on.
+            words = ["--host", f"127.0.0.{self.started + 1}", "--cores", "1", "--memory", "600m"]
             words += ["--work-dir", str(self.directory / f"worker-{self.started}")]
             worker = _start(
                 self.directory, f"worker-{self.started}", "worker.Worker",

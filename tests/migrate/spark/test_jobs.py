@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -158,13 +159,21 @@ def test_ctrl_c_ends_the_job_and_leaves_all_as_it_was(spark: SparkSession) -> No
 
 @pytest.mark.check
 @pytest.mark.spark
-def test_ctrl_c_before_the_job_has_begun_ends_it_too(spark: SparkSession) -> None:
+def test_ctrl_c_before_the_job_has_begun_ends_it_too(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def press(_done: int) -> None:
         raise KeyboardInterrupt
 
+    def work(path: Path) -> None:
+        time.sleep(20)
+        path.touch()
+
+    monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(spark, [600.0, 600.0], sleep, press)
+        run_tasks(spark, [tmp_path / "worked"], work, press)
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.check

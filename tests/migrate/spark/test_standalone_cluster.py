@@ -5,19 +5,24 @@ whoever is killed in the middle.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from legacy_levels.generate.store import generate_level_store
+from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.spark.session import spark_session
+from migrate.spark.tasks import run_tasks
+from migrate.verify.verify import VerifyOptions, verify
 from migrate.write.staging import Staging
 from tests.migrate.conversions import NOW_MS, broker_files
 from tests.migrate.standalone_cluster import (
@@ -136,4 +141,101 @@ def test_a_master_that_is_lost_does_not_stop_the_executors(
     with spark_session(cluster.url, cluster.conf) as spark:
         convert(options, spark=spark, progress=kill)
     assert cluster.master.poll() is not None, "it was over before the master could be killed"
+    assert broker_files(options.target) == right
+
+
+def test_an_error_of_the_disk_is_tried_again(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+    options = options_of(source, tmp_path / "target")
+    with (
+        cluster.disturbed("fail-0", "fail-1", "fail-2"),
+        spark_session(cluster.url, cluster.conf) as spark,
+    ):
+        assert convert(options, spark=spark).total("converted") == MESSAGES
+        assert not list(cluster.orders.glob("fail-*"))
+        assert cluster.repeated()
+    assert broker_files(options.target) == right
+
+
+def test_a_disk_that_fails_every_time_is_named_by_the_project_s_own_error(
+    cluster: Cluster, source: Path, tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+    options = options_of(source, tmp_path / "target")
+    with (
+        cluster.disturbed("fail-always"),
+        spark_session(cluster.url, cluster.conf) as spark,
+        pytest.raises(
+            TargetError, match=r"parts/\d+\.json: cannot be written: Input/output error$"
+        ),
+    ):
+        convert(options, spark=spark)
+    assert any(name.endswith("-3") for name in cluster.repeated())
+    assert not any(name.endswith("-4") for name in cluster.repeated())
+
+
+def test_a_slow_worker_is_overtaken_and_changes_no_byte(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    """Its attempts still write when others have finished their tasks."""
+    cluster.have_workers(2)
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.interval": "100ms",
+    }
+    options = options_of(source, tmp_path / "target")
+    with (
+        cluster.disturbed(f"slow-worker-{cluster.started}"),
+        spark_session(cluster.url, {**cluster.conf, **conf}) as spark,
+    ):
+        assert convert(options, spark=spark).total("converted") == MESSAGES
+        assert cluster.repeated()
+        assert broker_files(options.target) == right
+    assert broker_files(options.target) == right
+
+
+def test_executors_that_come_and_go_change_no_byte(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+    conf = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    }
+    options = options_of(source, tmp_path / "target")
+    with spark_session(cluster.url, {**cluster.conf, **conf}) as spark:
+        assert convert(options, spark=spark).total("converted") == MESSAGES
+        verified = verify(
+            source, options.target, spark=spark, options=VerifyOptions(scratch=tmp_path)
+        )
+    assert verified.is_clean
+    assert broker_files(options.target) == right
+
+
+def test_workers_get_the_package_as_an_archive(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    def file_of(module: str) -> str:
+        return str(Path(importlib.import_module(module).__file__ or "").resolve())
+
+    cluster.have_workers(2)
+    archive = tmp_path / "delaywheel.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for package in ("message_store", "legacy_levels", "timer_wheel", "migrate"):
+            for path in sorted((ROOT / package).rglob("*.py")):
+                packed.write(path, path.relative_to(ROOT))
+    conf = {
+        "spark.archives": f"{archive}#delaywheel",
+        "spark.executorEnv.PYTHONPATH": "delaywheel",
+    }
+    options = options_of(source, tmp_path / "target")
+    with spark_session(cluster.url, {**cluster.conf, **conf}) as spark:
+        [found] = run_tasks(spark, ["migrate"], file_of, lambda _done: None)
+        assert convert(options, spark=spark).total("converted") == MESSAGES
+    assert Path(found).is_relative_to(cluster.directory)
     assert broker_files(options.target) == right
