@@ -641,7 +641,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "migrate/spark/cluster.py",
         "    return context_of(spark) is not None and is_one_machine(master_of(spark))",
         "    return is_one_machine(master_of(spark))",
-        "tests/migrate/spark/test_write_job.py::test_behind_spark_connect_a_part_is_on_the_disk_too",
+        "tests/migrate/spark/test_write_job.py::test_behind_spark_connect_a_file_is_on_the_disk_too",
     ),
     Mutation(
         "disk-error-is-a-value",

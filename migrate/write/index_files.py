@@ -6,10 +6,7 @@ One writer makes a file, front to back, under a name of its own; then it takes t
 does so twice writes the same bytes.
 """
 
-import os
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.files.segments import segment_name
-from message_store.files.small_files import sync_file
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import address_of, store_i32, store_i64
@@ -26,7 +22,7 @@ from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.hierarchy_index import index_rows, write_tables
 from migrate.write.row_output import FileStream, create_file
-from migrate.write.staging import Staging, load_array, save_array, target_errors
+from migrate.write.staging import Staging, load_array, save_array, taking_place
 from timer_wheel.format.timer_log import (
     NO_POSITION,
     TIMER_UNIT,
@@ -185,7 +181,7 @@ class IndexStage:
         log goes on in the next file.
         """
         end = min(first + count, self.count)
-        with _taking(path, self.staging, durably=durably) as temporary:
+        with taking_place(path, self.staging, durably=durably) as temporary:
             create_file(temporary, file_bytes)
             with FileStream(temporary, 0) as stream:
                 for begin in range(first, end, _BLOCK_ROWS):
@@ -215,17 +211,3 @@ class IndexStage:
         for name in names:
             part = getattr(self.columns, name)[rows]
             yield part if part.flags.writeable and part.flags.c_contiguous else np.array(part)
-
-
-@contextmanager
-def _taking(path: Path, staging: Staging, *, durably: bool) -> Iterator[Path]:
-    """A temporary name in the staging directory, whose file takes this place at the end.
-
-    Raises TargetError.
-    """
-    with target_errors(path):
-        temporary = staging.attempts / f"{path.name}-{secrets.token_hex(6)}"
-        yield temporary
-        if durably:
-            sync_file(temporary)
-        os.replace(temporary, path)

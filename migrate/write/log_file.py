@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes one commit log file of the target, alone and front to back: a task of the write stage.
 
-What a task writes lies in a directory of its own attempt, and its note comes last: nobody else is
-reached by an attempt that is repeated, too late, or of an earlier plan. A file's bytes depend on
-the plan and the source alone. Records that cannot be converted are left out; beside the records lie
-the numbers of each message that queue, timer log and index are made of.
+What a task writes lies in a directory of its own attempt, and its note comes last. So an attempt
+that is repeated, too late, or of an earlier plan reaches nobody else. A file's bytes depend on the
+plan and the source alone. Records that cannot be converted are left out. Beside the records lie the
+numbers of each message, of which queue, timer log and index are made.
 """
 
 import json
-import os
 import secrets
 import zlib
 from collections.abc import Iterator
@@ -32,9 +31,15 @@ from migrate.source.record_reader import read_chunks
 from migrate.write.hierarchy_index import key_hashes
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.row_output import FileStream, create_file
-from migrate.write.staging import Attempt, load_array, save_array, target_errors, write_note
+from migrate.write.staging import (
+    Attempt,
+    load_array,
+    look_at_file,
+    save_array,
+    target_errors,
+    write_note,
+)
 
-_READ_BYTES = 4 << 20
 SIZES, TAGS_HASHES, TOPIC_HASHES = range(3)
 """The rows of an attempt's numbers, int32, a column a message; size 0 is a bad record."""
 
@@ -202,9 +207,9 @@ def write_bad(attempt: Attempt, bad: dict[int, str], *, durably: bool) -> None:
 
 
 def read_bad(attempt: Attempt) -> dict[int, str]:
-    """Which messages of the plan an attempt could not convert, and why. Raises TargetError."""
-    with target_errors(attempt.bad):
-        return dict(json.loads(line) for line in attempt.bad.read_text().splitlines())
+    """Which messages of the plan an attempt could not convert, and why. Raises SourceError."""
+    content = read_small_file(attempt.bad) or b""
+    return dict(json.loads(line) for line in content.splitlines())
 
 
 def read_numbers(attempt: Attempt) -> NDArray[np.int32]:
@@ -214,12 +219,10 @@ def read_numbers(attempt: Attempt) -> NDArray[np.int32]:
 
 
 def numbers_crc(attempt: Attempt) -> int:
-    """The CRC of all that lies beside an attempt's records. Raises TargetError."""
+    """The CRC of all that lies beside an attempt's records. Raises SourceError."""
     crc = 0
-    with target_errors(attempt.path):
-        for path in (attempt.numbers, attempt.keys, attempt.bad):
-            if path.exists():
-                crc = zlib.crc32(path.read_bytes(), crc)
+    for path in (attempt.numbers, attempt.keys, attempt.bad):
+        crc = zlib.crc32(read_small_file(path) or b"", crc)
     return crc
 
 
@@ -234,16 +237,11 @@ def is_written(plan: StoredPlan, note: FileNote, log: Path) -> bool:
     try:
         if numbers_crc(plan.staging.attempt(note.attempt)) != note.numbers_crc:
             return False
-        with log.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != file_bytes:
-                return False
-            crc = 0
-            for begin in range(0, note.log_bytes, _READ_BYTES):
-                crc = zlib.crc32(file.read(min(_READ_BYTES, note.log_bytes - begin)), crc)
-            blank = encode_blank(file_bytes - note.log_bytes) if is_blanked else b""
-            return crc == note.log_crc and file.read(len(blank)) == blank
-    except (OSError, DelayStoreError):
+        blank = encode_blank(file_bytes - note.log_bytes) if is_blanked else b""
+        found = look_at_file(log, note.log_bytes, len(blank))
+    except DelayStoreError:
         return False
+    return found == (file_bytes, note.log_crc, blank)
 
 
 def encode_blank(size_bytes: int) -> bytes:

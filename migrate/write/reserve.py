@@ -2,8 +2,8 @@
 """Puts the log files of all tasks together: which attempts count, and what the reserve fills.
 
 A record carries its number in the queue. Were one left out, all behind it would have another. So a
-few messages are held back, the reserve: as many of them as were bad in a file are appended to it,
-and the rest to the last one.
+few messages are held back, the reserve. As many of them as were bad in a file are appended to it;
+the last file takes the rest.
 """
 
 import os
@@ -37,7 +37,7 @@ from migrate.write.log_file import (
 )
 from migrate.write.publishing import is_publishing
 from migrate.write.row_output import FileStream
-from migrate.write.staging import Staging, clear, load_array, target_errors
+from migrate.write.staging import Staging, clear, load_array, take_place, target_errors
 
 Int64Array = NDArray[np.int64]
 
@@ -68,16 +68,8 @@ def usable_attempts(plan: StoredPlan) -> dict[int, FileNote]:
         if note is not None and is_first and is_written(plan, note, log_of(plan, note)):
             found[note.number] = note
         else:
-            _remove(attempt.path)
+            clear(attempt.path)
     return found
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        clear(path)
-    else:
-        with target_errors(path):
-            path.unlink(missing_ok=True)
 
 
 def log_of(plan: StoredPlan, note: FileNote) -> Path:
@@ -208,6 +200,5 @@ def place_logs(plan: StoredPlan, notes: Sequence[FileNote], staging: Staging) ->
         log = staging.attempt(note.attempt).log
         name = segment_name(note.number * plan.settings.commit_log_file_bytes)
         place = staging.store.commit_log / name
-        with target_errors(place):
-            if log.exists():
-                os.replace(log, place)
+        if log.exists():
+            take_place(log, place)

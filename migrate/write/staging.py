@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,7 @@ from message_store.files.store_root import StoreRoot
 
 _IDENTITY_CHARACTERS = 16
 _REMOVAL_TRIES = 20
+_READ_BYTES = 4 << 20
 LOCK_NAME = ".delaywheel.lock"
 """In a target on a disk that locks no directories."""
 
@@ -311,6 +313,38 @@ def replaced(path: Path, *, durably: bool = False) -> Iterator[Path]:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def taking_place(path: Path, staging: Staging, *, durably: bool = False) -> Iterator[Path]:
+    """A new name among the attempts; the file that is written there takes its place at the end.
+
+    Raises TargetError, also where the directory of the place is missing.
+    """
+    with target_errors(path):
+        temporary = staging.attempts / f"{path.name}-{secrets.token_hex(6)}"
+        yield temporary
+        if durably:
+            sync_file(temporary)
+        os.replace(temporary, path)
+
+
+def take_place(path: Path, place: Path) -> None:
+    """Rename a file to where it belongs. Raises TargetError."""
+    with target_errors(place):
+        os.replace(path, place)
+
+
+def look_at_file(path: Path, size_bytes: int, more_bytes: int) -> tuple[int, int, bytes]:
+    """The length of a file, the CRC-32 of its first ``size_bytes``, and the bytes behind those.
+
+    Raises TargetError.
+    """
+    with target_errors(path), path.open("rb") as file:
+        crc = 0
+        for begin in range(0, size_bytes, _READ_BYTES):
+            crc = zlib.crc32(file.read(min(_READ_BYTES, size_bytes - begin)), crc)
+        return os.fstat(file.fileno()).st_size, crc, file.read(more_bytes)
+
+
 def sync_tree(directory: Path, *, exclude: Path | None = None) -> None:
     """Sync every file and directory below, except for the contents of one directory.
 
@@ -329,10 +363,12 @@ def sync_tree(directory: Path, *, exclude: Path | None = None) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove a directory that an earlier try left. Raises TargetError."""
+    """Remove a directory, or a file, that an earlier try left. Raises TargetError."""
     with target_errors(directory):
-        if directory.exists():
+        if directory.is_dir():
             _remove_tree(directory)
+        else:
+            directory.unlink(missing_ok=True)
 
 
 def _remove_tree(directory: Path | str, parent: int | None = None) -> None:

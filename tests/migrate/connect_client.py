@@ -62,9 +62,7 @@ def main(source: Path, target: Path, scratch: Path) -> None:
     spark = builder.config("spark.ui.enabled", "false").remote("local[2]").getOrCreate()
     spark.addTag("of-the-caller")
     conf = spark.conf.getAll
-    options = ConvertOptions(
-        source=source, target=target, now_ms=NOW_MS, settings=SMALL, part_bytes=2000
-    )
+    options = ConvertOptions(source=source, target=target, now_ms=NOW_MS, settings=SMALL)
     report = convert(options, spark=spark)
     try:
         verify(source, target, spark=spark)

@@ -23,7 +23,7 @@ from tests.source_laws import ROOT
 PATIENCE_S = 240.0
 _SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
-_RECEIPTS = """
+_NOTES = """
 import errno, os, time
 _here = os.path.dirname(__file__)
 _replace = os.replace
@@ -36,7 +36,7 @@ def _note_attempt():
     name = f"attempt-{{context.partitionId()}}-{{context.attemptNumber()}}"
     open(os.path.join(_here, name), "w").close()
 def _slow(one, other, **more):
-    if os.path.basename(os.path.dirname(other)) == "parts":
+    if os.path.basename(other) == "note.json":
         _note_attempt()
         for order in _orders("fail-"):
             try:
@@ -50,21 +50,21 @@ def _slow(one, other, **more):
     return _replace(one, other, **more)
 os.replace = _slow
 """
-"""What makes the middle of a small conversion long enough to be found: on executors, a part's
-receipt takes a while, ten seconds on a worker that is named by a file ``slow-``. A file ``fail-``
-is an error of the disk at one receipt. Of each attempt of a task that comes so far a file is left.
+"""What makes the middle of a small conversion long enough to be found: on executors, a log file's
+note takes a while, ten seconds on a worker that is named by a file ``slow-``. A file ``fail-`` is
+an error of the disk at one note. Of each attempt of a task that comes so far a file is left.
 """
 
 
-def slow_receipts(directory: Path, seconds: float) -> None:
+def slow_notes(directory: Path, seconds: float) -> None:
     """Make a directory which, on the PYTHONPATH of a Python worker, makes it slow."""
     directory.mkdir()
-    (directory / "sitecustomize.py").write_text(_RECEIPTS.format(seconds=seconds))
+    (directory / "sitecustomize.py").write_text(_NOTES.format(seconds=seconds))
 
 
-def count_parts(target: Path) -> int:
-    """How many parts of an unfinished target are written, of whichever plan."""
-    return len(list((target / "delaywheel/staging").glob("*/parts/*.json")))
+def count_files(target: Path) -> int:
+    """How many log files of an unfinished target are written, by whichever attempts."""
+    return len(list((target / "delaywheel/staging").glob("*/attempts/*/note.json")))
 
 
 def wait_for(what: str, is_there: Callable[[], bool]) -> None:
@@ -199,9 +199,9 @@ def _start(directory: Path, name: str, role: str, *words: str) -> subprocess.Pop
 
 
 @contextlib.contextmanager
-def standalone_cluster(directory: Path, *, receipt_seconds: float) -> Iterator[Cluster]:
+def standalone_cluster(directory: Path, *, note_seconds: float) -> Iterator[Cluster]:
     """A cluster for the length of a ``with`` block; its processes are ended by their pids."""
-    slow_receipts(directory / "slow", receipt_seconds)
+    slow_notes(directory / "slow", note_seconds)
     port = _free_port()
     words = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
     master = _start(directory, "master", "master.Master", *words)

@@ -27,10 +27,10 @@ from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
-    count_parts,
+    count_files,
     descendants,
     kill_with_all_below,
-    slow_receipts,
+    slow_notes,
     wait_for,
 )
 from tests.migrate.stopped_conversions import MARKER, made, made_merge, never_stopped
@@ -158,8 +158,8 @@ def python_workers(driver: int) -> list[int]:
     return found
 
 
-def has_parts_or_ended(staging: Staging, enough: int, driver: subprocess.Popen[bytes]) -> bool:
-    return count_parts(staging.target.path) >= enough or driver.poll() is not None
+def has_files_or_ended(staging: Staging, enough: int, driver: subprocess.Popen[bytes]) -> bool:
+    return count_files(staging.target.path) >= enough or driver.poll() is not None
 
 
 @pytest.mark.nightly
@@ -188,12 +188,12 @@ def test_drivers_and_workers_of_a_local_spark_killed_at_random_change_no_byte(
     )
     conf = tmp_path / "target.conf"
     conf.write_text(f"mappedFileSizeCommitLog={1 << 19}\n")
-    slow_receipts(tmp_path / "slow", 0.2)
+    slow_notes(tmp_path / "slow", 0.2)
     words = ["convert", *map(str, (*places, target)), "--now", str(NOW_MS)]
     words += ["--master", "local[2,4]", *(["--merge"] if sources > 1 else [])]
     staging = Staging(StoreRoot(target))
     for round_number in range(3):
-        before = count_parts(staging.target.path)
+        before = count_files(staging.target.path)
         driver = subprocess.Popen(
             [sys.executable, "-m", "cli", *words, "--target-conf", str(conf)],
             cwd=ROOT,
@@ -203,8 +203,8 @@ def test_drivers_and_workers_of_a_local_spark_killed_at_random_change_no_byte(
         )
         try:
             enough = before + dice.randrange(1, 6)
-            is_time = partial(has_parts_or_ended, staging, enough, driver)
-            wait_for("parts", is_time)
+            is_time = partial(has_files_or_ended, staging, enough, driver)
+            wait_for("files", is_time)
             with pytest.raises(subprocess.TimeoutExpired):
                 driver.wait(dice.random() * 0.3)
             if round_number < 2:

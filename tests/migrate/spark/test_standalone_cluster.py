@@ -28,7 +28,7 @@ from tests.migrate.conversions import NOW_MS, broker_files
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
     Cluster,
-    count_parts,
+    count_files,
     kill_with_all_below,
     standalone_cluster,
     wait_for,
@@ -44,7 +44,7 @@ SETTINGS = TargetSettings(commit_log_file_bytes=LOG_FILE_BYTES)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with standalone_cluster(tmp_path_factory.mktemp("cluster"), receipt_seconds=0.2) as cluster:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster"), note_seconds=0.2) as cluster:
         yield cluster
 
 
@@ -111,7 +111,7 @@ def test_a_driver_that_was_killed_is_followed_by_the_same_command(
     )
     try:
         wait_for(
-            "some parts", lambda: count_parts(staging.target.path) >= 3 or first.poll() is not None
+            "some files", lambda: count_files(staging.target.path) >= 3 or first.poll() is not None
         )
     finally:
         kill_with_all_below(first)
