@@ -24,6 +24,8 @@ from migrate.settings import ConvertOptions, TargetSettings
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.staging import Staging, load_array, save_array, target_errors
 
+PLAN_FORMAT = 2
+"""Of what lies in a staging directory: another one is not continued."""
 _ARRAYS = "source_offsets", "source_sizes", "levels", "outs_ms"
 
 
@@ -121,6 +123,7 @@ def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
 def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict[str, Any]:
     """Options, time, level table and the source's log files; the number of cores is no part."""
     return {
+        "plan_format": PLAN_FORMAT,
         "now_ms": now_ms,
         "settings": attrs.asdict(options.settings),
         "level_table": table.text(),
