@@ -58,11 +58,16 @@ def read_beginning(path: Path, size_bytes: int) -> bytes:
 
     Links are not followed. Raises SourceError when it cannot be read or is no ordinary file.
     """
+    return read_piece(path, 0, size_bytes)
+
+
+def read_piece(path: Path, position: int, size_bytes: int) -> bytes:
+    """As :func:`read_beginning`, from a position on."""
     descriptor = _open_for_reading(path)
     if descriptor is None:
         return b""
     try:
-        return os.pread(descriptor, size_bytes, 0)
+        return os.pread(descriptor, size_bytes, position)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
     finally:

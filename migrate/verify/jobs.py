@@ -2,12 +2,12 @@
 """Cuts both sides into tasks, runs them as one job, and adds up what they answer."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import numpy as np
@@ -17,10 +17,14 @@ from message_store.base.errors import TargetError
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from migrate.progress import Progress
 from migrate.spark.tasks import run_tasks
+from migrate.verify.found import Grouping
 from migrate.verify.tasks import DigestResult, DigestTask, Side, digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 _TASK_MAX_ENTRIES = 4 << 20
 _TASK_MIN_ENTRIES = 20_000
@@ -57,22 +61,23 @@ class DigestJobs:
         *,
         identities: tuple[int, ...] = (),
         buckets: NDArray[np.bool_] | None = None,
+        grouping: Grouping | None = None,
     ) -> dict[Side, DigestResult]:
         """Digest all sides in one job.
 
         Target records with one of these ``identities``, or records of both sides in these
-        ``buckets``, are returned one by one.
+        ``buckets``, are returned one by one. With ``grouping`` they are returned in blocks.
         """
         wanted = None if buckets is None else buckets.tobytes()
-        with self._scratch_directory(sides) as directory:
+        entries_bytes = sum(side.entries.nbytes for side in sides)
+        is_needed = self.spark is not None and entries_bytes > _INLINE_BYTES
+        with self.scratch_directory(is_needed=is_needed) as directory:
             tasks = [
-                task for side in sides for task in self._tasks(side, directory, identities, wanted)
+                attrs.evolve(task, grouping=grouping)
+                for side in sides
+                for task in self._tasks(side, directory, identities, wanted)
             ]
-            self.progress(stage, 0, len(tasks))
-            results = run_tasks(
-                self.spark, tasks, digest, lambda done: self.progress(stage, done, len(tasks))
-            )
-            self.progress(stage, len(tasks), len(tasks))
+            results = self.map(stage, tasks, digest)
         return {
             side.side: reduce(
                 DigestResult.plus, [result for result in results if result.side == side.side]
@@ -80,10 +85,33 @@ class DigestJobs:
             for side in sides
         }
 
+    def map(
+        self,
+        stage: str,
+        tasks: Sequence[Task],
+        function: Callable[[Task], Result],
+        *,
+        is_here: bool = False,
+    ) -> list[Result]:
+        """``function`` of every task, in order, in one job; or in this process, and unannounced,
+        where they are small.
+        """
+        if is_here:
+            return [function(task) for task in tasks]
+        count = len(tasks)
+        self.progress(stage, 0, count)
+        results = run_tasks(
+            self.spark, tasks, function, lambda done: self.progress(stage, done, count)
+        )
+        self.progress(stage, count, count)
+        return results
+
     @contextmanager
-    def _scratch_directory(self, sides: Sequence[SideEntries]) -> Iterator[Path | None]:
-        """A directory for entries that are too many to travel with their tasks; TargetError."""
-        if self.spark is None or sum(side.entries.nbytes for side in sides) <= _INLINE_BYTES:
+    def scratch_directory(self, *, is_needed: bool) -> Iterator[Path | None]:
+        """A directory for what is too much to travel with the tasks; None where nothing is. It is
+        removed afterwards. Raises TargetError.
+        """
+        if not is_needed:
             yield None
             return
         with ExitStack() as stack:

@@ -17,10 +17,11 @@ from message_store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPAR
 from migrate.verify.compare import Comparison
 from migrate.verify.complaints import LAST_UNREADABLE, SENTENCES, Complaint
 from migrate.verify.entries import DIGEST_IDENTITY
+from migrate.verify.found import Found
 from migrate.verify.jobs import SideEntries
 from migrate.verify.record_kernel import REMOVED_PROPERTIES
 from migrate.verify.report import Difference, FieldDifference, Problem
-from migrate.verify.tasks import DigestResult, FoundRecords
+from migrate.verify.tasks import DigestResult
 
 _SHOWN_CHARS = 120
 
@@ -162,16 +163,13 @@ def list_differences(
     comparison: Comparison, source: RecordReader, target: RecordReader, *, listed: int
 ) -> Iterator[Difference]:
     """The first ``listed`` of each kind, with the fields that differ."""
-    for row in range(min(listed, len(comparison.different_source))):
-        number = int(comparison.different_source.numbers[row])
-        other = int(comparison.different_target.numbers[row])
-        complaint = int(comparison.different_target.complaints[row])
+    for number, other, complaint in comparison.different_pairs[:listed].tolist():
         fields = _fields(source, number, target, other, complaint)
         where = _place(source, number)
         yield Difference("different", **where, target_offset=target.offset(other), fields=fields)
-    for number in map(int, comparison.missing.numbers[:listed]):
+    for number in comparison.missing_numbers[:listed].tolist():
         yield Difference("missing", **_place(source, number))
-    for number in map(int, comparison.unexpected.numbers[:listed]):
+    for number in comparison.unexpected_numbers[:listed].tolist():
         who = _who(target, number)
         yield Difference("unexpected", **who, target_offset=target.offset(number))
 
@@ -232,16 +230,16 @@ def unreadable(result: DigestResult) -> int:
 
 
 def sample_problems(
-    sampled: FoundRecords, candidates: FoundRecords, source: RecordReader, target: RecordReader
+    sampled: Found, candidates: Found, source: RecordReader, target: RecordReader
 ) -> Iterator[Problem]:
     """Sampled messages that the scalar codec does not find unchanged in the target.
 
     ``candidates`` are the target's records with the identity of a sampled one.
     """
     lost = []
-    identities = candidates.digests[:, DIGEST_IDENTITY]
-    for number, digests in zip(sampled.numbers, sampled.digests, strict=True):
-        alike = candidates.numbers[identities == digests[DIGEST_IDENTITY]]
+    identities = candidates["digests"][:, DIGEST_IDENTITY]
+    for number, digests in zip(sampled["number"], sampled["digests"], strict=True):
+        alike = candidates["number"][identities == digests[DIGEST_IDENTITY]]
         if not any(_is_same(source, int(number), target, int(other)) for other in alike):
             lost.append(int(number))
     if lost:

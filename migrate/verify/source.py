@@ -103,7 +103,7 @@ def quarantine_problems(
     side = SideEntries("source", root.commit_log, quarantined.entries(settings.precision_ms))
     everything = np.ones(BUCKETS, np.bool_)
     records = jobs.run("quarantine", [side], buckets=everything)["source"].found
-    sound = records.numbers[records.complaints == Complaint.NONE]
+    sound = records["number"][records["complaint"] == Complaint.NONE]
     with SegmentReader(root.commit_log) as reader:
         sound = [number for number in sound if not _is_at_a_limit(reader, quarantined, int(number))]
     if sound:

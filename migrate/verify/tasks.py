@@ -3,12 +3,12 @@
 
 A task gets its entries as bytes or as a file. It reads the log with ``pread`` into one buffer that
 is used again, and lets a kernel digest the records. Its result does not grow with the number of
-messages, except where the records of differing buckets are asked for one by one.
+messages, except where records are asked for one by one. Many of those go to the scratch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -29,6 +29,7 @@ from migrate.verify.entries import (
     add_to_buckets,
     bucket_of,
 )
+from migrate.verify.found import Block, BlockWriter, Found, Grouping, found_records, joined
 from migrate.verify.record_kernel import FACT_COUNT, HASH_COUNT, topic_key
 from migrate.verify.side_kernels import (
     OVERDUE_COLUMNS,
@@ -53,7 +54,8 @@ class DigestTask:
 
     ``first_number`` is the number of its first entry among all of that side. With ``topics`` the
     messages of other real topics are left out. Records whose identity is in ``identities``, or
-    whose bucket is in ``buckets`` (a byte for each), are returned one by one.
+    whose bucket is in ``buckets`` (a byte for each), are returned one by one; with ``grouping`` in
+    blocks.
     """
 
     side: Side
@@ -66,39 +68,7 @@ class DigestTask:
     topics: tuple[str, ...] = ()
     identities: tuple[int, ...] = ()
     buckets: bytes | None = None
-
-
-@attrs.frozen(eq=False)
-class FoundRecords:
-    """Records one by one: the number of each entry, its digests (a row each), its complaint."""
-
-    numbers: NDArray[np.int64]
-    digests: NDArray[np.uint64]
-    complaints: NDArray[np.uint8]
-
-    @classmethod
-    def none(cls) -> "FoundRecords":
-        """No record."""
-        return cls(
-            np.empty(0, np.int64), np.empty((0, DIGEST_COLUMNS), np.uint64), np.empty(0, np.uint8)
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence["FoundRecords"]) -> "FoundRecords":
-        """All records of several finds."""
-        if not parts:
-            return cls.none()
-        return cls(
-            np.concatenate([part.numbers for part in parts]),
-            np.concatenate([part.digests for part in parts]),
-            np.concatenate([part.complaints for part in parts]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, chosen: Any) -> "FoundRecords":
-        return FoundRecords(self.numbers[chosen], self.digests[chosen], self.complaints[chosen])
+    grouping: Grouping | None = None
 
 
 @attrs.frozen
@@ -130,9 +100,10 @@ class DigestResult:
     side: Side
     buckets: NDArray[np.uint64]
     complaints: dict[Complaint, tuple[int, tuple[int, ...]]]
-    found: FoundRecords
+    found: Found
     topics: dict[int, TopicUse]
     overdue: NDArray[np.int64]
+    blocks: tuple[Block, ...] = ()
 
     def plus(self, other: "DigestResult") -> "DigestResult":
         """Both together; the two are of one side."""
@@ -147,9 +118,10 @@ class DigestResult:
             self.side,
             self.buckets + other.buckets,
             complaints,
-            FoundRecords.joined([self.found, other.found]),
+            joined([self.found, other.found]),
             topics,
             join_overdue(self.overdue, other.overdue),
+            self.blocks + other.blocks,
         )
 
 
@@ -261,7 +233,8 @@ class _Digester:
         self.topics: dict[int, TopicUse] = {}
         self.overdue = no_overdue()
         self.complaint_counts: dict[Complaint, tuple[int, tuple[int, ...]]] = {}
-        self.found: list[FoundRecords] = []
+        self.found: list[Found] = []
+        self.writer = None if task.grouping is None else BlockWriter(task.grouping)
         self.identities = np.array(task.identities, np.uint64)
         self.wanted = _wanted_buckets(task.buckets, self.identities)
 
@@ -274,9 +247,10 @@ class _Digester:
             self.task.side,
             self.buckets,
             self.complaint_counts,
-            FoundRecords.joined(self.found),
+            joined(self.found),
             self.topics,
             self.overdue,
+            () if self.writer is None else self.writer.finish(),
         )
 
     def _digest_span(
@@ -334,7 +308,8 @@ class _Digester:
             rows = rows[np.isin(identity[rows], self.identities)]
         if len(rows):
             numbers = rows + self.task.first_number + first
-            self.found.append(FoundRecords(numbers, self.digests[rows], complaints[rows]))
+            keep = self.found.append if self.writer is None else self.writer.add
+            keep(found_records(numbers, self.digests[rows], complaints[rows]))
 
     def _empty_topics(self) -> bool:
         """Move the kernel's table of topics here, so that it has room; False when it was empty."""

@@ -45,6 +45,7 @@ from migrate.verify.config import (
     overdue_problems,
 )
 from migrate.verify.entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
+from migrate.verify.found import Found
 from migrate.verify.index import read_target
 from migrate.verify.jobs import DigestJobs, SideEntries
 from migrate.verify.listing import (
@@ -65,7 +66,7 @@ from migrate.verify.source import (
     split_quarantined,
 )
 from migrate.verify.structure import ReachedMessages
-from migrate.verify.tasks import DigestResult, FoundRecords, Side, TopicUse
+from migrate.verify.tasks import DigestResult, Side, TopicUse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -270,7 +271,7 @@ class _Pair:
         """Compare the messages of two sides; ``are_all``: no others count in the target's files."""
         listed = self.options.listed
         sampled = self._sample(ours)
-        identities = tuple(int(one) for one in np.unique(sampled.digests[:, DIGEST_IDENTITY]))
+        identities = tuple(int(one) for one in np.unique(sampled["digests"][:, DIGEST_IDENTITY]))
         totals = self.jobs.run("digest", [ours, theirs], identities=identities)
         compared = compare_sides(self.jobs, ours, theirs, totals, kept=listed)
         with RecordReader(ours) as source_records, RecordReader(theirs) as target_records:
@@ -303,14 +304,15 @@ class _Pair:
         yield from config_problems(self.target_root, topics, self.settings, are_all=are_all)
         yield from group_problems(self.target_root, self.source_root, topics)
 
-    def _sample(self, source: SideEntries) -> FoundRecords:
+    def _sample(self, source: SideEntries) -> Found:
         """Some messages of the source with their digests, found in this process."""
         chosen = _choose(len(source.entries), self.options.sample, self.options.seed)
         side = attrs.evolve(source, entries=source.entries[chosen])
         everything = np.ones(BUCKETS, np.bool_)
         jobs = attrs.evolve(self.jobs, spark=None, parallelism=1)
         records = jobs.run("sample", [side], buckets=everything)["source"].found
-        return attrs.evolve(records, numbers=chosen[records.numbers])
+        records["number"] = chosen[records["number"]]
+        return records
 
 
 def _digest_jobs(
@@ -358,11 +360,10 @@ def _report(
     totals: dict[Side, DigestResult], compared: Comparison, problems: list[Problem]
 ) -> VerifyReport:
     readable = int(totals["source"].buckets[:, BUCKET_COUNT].sum())
-    not_there = len(compared.missing)
     return VerifyReport(
-        converted=readable - not_there - compared.different,
-        missing=not_there + unreadable(totals["source"]),
-        unexpected=len(compared.unexpected),
+        converted=readable - compared.missing - compared.different,
+        missing=compared.missing + unreadable(totals["source"]),
+        unexpected=compared.unexpected,
         different=compared.different,
         problems=tuple(problems),
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,14 +29,11 @@ from message_store.files.small_files import replace_file
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.spark.tasks import run_tasks
-from migrate.verify import compare as verify_compare
+from migrate.verify import found as verify_found
 from migrate.verify import jobs as verify_jobs
 from migrate.verify import tasks as verify_tasks
-from migrate.verify.compare import match_exactly, pair_by
-from migrate.verify.entries import DIGEST_IDENTITY
 from migrate.verify.reached import END, NOWHERE, walk_chains
 from migrate.verify.report import VerifyReport
-from migrate.verify.tasks import FoundRecords
 from migrate.verify.verify import VerifyOptions, verify
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.raw_files import QUEUE_UNIT_BYTES
@@ -63,39 +59,6 @@ SMALL = TargetSettings(
     queue_file_bytes=20 * QUEUE_UNIT_BYTES,
     timer_log_file_bytes=TIMER_FILE_BYTES,
 )
-
-
-def found(rows: list[tuple[int, int, int, int]]) -> FoundRecords:
-    digests = np.array(rows, np.uint64).reshape(-1, 4)
-    return FoundRecords(np.arange(len(rows)), digests, np.zeros(len(rows), np.uint8))
-
-
-few = st.integers(0, 2)
-sides = st.lists(st.tuples(few, few, few, few), max_size=12)
-
-
-@given(sides, sides)
-def test_matching_is_that_of_multisets(
-    ours: list[tuple[int, int, int, int]], theirs: list[tuple[int, int, int, int]]
-) -> None:
-    pairing = match_exactly(found(ours), found(theirs))
-    shared = Counter(row[:2] for row in ours) & Counter(row[:2] for row in theirs)
-    assert len(pairing.source) == len(pairing.target) == shared.total()
-    assert (pairing.source.digests[:, :2] == pairing.target.digests[:, :2]).all()
-    rest = Counter(row[:2] for row in ours) - shared
-    assert Counter(map(tuple, pairing.source_rest.digests[:, :2].tolist())) == rest
-
-
-@given(sides, sides)
-def test_pairs_agree_and_nothing_that_agrees_is_left_on_both_sides(
-    ours: list[tuple[int, int, int, int]], theirs: list[tuple[int, int, int, int]]
-) -> None:
-    pairing = pair_by(DIGEST_IDENTITY, found(ours), found(theirs))
-    paired, others = pairing.source.digests[:, 2], pairing.target.digests[:, 2]
-    assert (paired == others).all()
-    left = set(pairing.source_rest.digests[:, 2].tolist())
-    assert not left & set(pairing.target_rest.digests[:, 2].tolist())
-    assert len(pairing.source) + len(pairing.source_rest) == len(ours)
 
 
 @given(st.data())
@@ -161,7 +124,9 @@ def test_many_small_tasks_find_what_one_finds(
     assert (whole.missing, whole.unexpected) == (3, 1)
     monkeypatch.setattr(verify_jobs, "_TASK_MIN_ENTRIES", 1)
     monkeypatch.setattr(verify_jobs, "_TASK_MAX_ENTRIES", 3)
-    monkeypatch.setattr(verify_compare, "_ROUND_RECORDS", 1)
+    monkeypatch.setattr(verify_found, "_CHUNK_RECORDS", 2)
+    monkeypatch.setattr(verify_found, "_BLOCK_RECORDS", 1)
+    monkeypatch.setattr(verify_found, "_INLINE_RECORDS", 0)
     monkeypatch.setattr(verify_tasks, "_TOPIC_TABLE_ROWS", 2)
     assert stores.verify() == whole
 

@@ -17,10 +17,11 @@ from message_store.base.errors import FormatError
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import MAGIC_V2
+from migrate.verify import found as verify_found
 from migrate.verify.complaints import LAST_UNREADABLE, Complaint
 from migrate.verify.entries import BUCKETS, SOURCE_ENTRY
 from migrate.verify.listing import kept_entries
-from migrate.verify.tasks import BUFFER_BYTES, DigestTask, FoundRecords, digest
+from migrate.verify.tasks import BUFFER_BYTES, DigestTask, digest
 
 SEED = 7
 MASK = 2**64 - 1
@@ -180,7 +181,7 @@ PLAIN = StoredMessage(
 
 @attrs.frozen(eq=False)
 class Found:
-    records: FoundRecords
+    records: verify_found.Found
     complaints: dict[Complaint, int]
 
 
@@ -215,7 +216,7 @@ def test_the_kernel_digests_as_plain_python_does(
         data += record
     found = digest_log(log, data, entries, out_ms)
     expected = [plain_digest(message, out_ms) for message, _ in placed]
-    assert found.records.digests.tolist() == expected
+    assert found.records["digests"].tolist() == expected
 
 
 @given(st.binary(max_size=300), st.integers(-5, 305), st.integers(-(2**31), 2**31 - 1))
@@ -244,7 +245,7 @@ def test_a_changed_byte_is_read_as_the_scalar_codec_reads_it(
         return
     if changed.commit_log_offset >= 0 and changed.body_crc == body_crc(changed.body):
         assert Complaint.BODY_CRC not in found.complaints
-    assert found.records.digests.tolist() == [plain_digest(changed, 0)]
+    assert found.records["digests"].tolist() == [plain_digest(changed, 0)]
 
 
 def test_records_over_several_files_and_beyond_a_buffer_are_all_read(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_records_over_several_files_and_beyond_a_buffer_are_all_read(tmp_path: P
     everything = np.ones(BUCKETS, bool).tobytes()
     task = DigestTask("source", tmp_path, rows.tobytes(), 5, SEED, RULES, buckets=everything)
     result = digest(task)
-    assert result.found.numbers.tolist() == [5, 6, 7, 8]
+    assert result.found["number"].tolist() == [5, 6, 7, 8]
     assert result.buckets[:, 0].sum() == 4
     assert Complaint.LENGTHS not in result.complaints
 
