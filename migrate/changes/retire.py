@@ -112,25 +112,28 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     """Plan, and with ``execute`` do, the retirement of ``source`` after its conversion to
     ``target``.
 
-    Raises SourceError for a side that cannot be read, a source in use, and a target whose files do
-    not hold what its report says; PlanError when the target is not of this source or the source has
-    changed, LeftBehindError when messages lie between those that were converted, and TargetError.
-    Twice is fine.
+    Raises SourceError for a side that cannot be read, or that is in use, and for a target whose
+    files do not hold what its report says; PlanError when the target is not of this source or the
+    source has changed, LeftBehindError when messages lie between those that were converted, and
+    TargetError. Twice is fine.
     """
-    root = StoreRoot(source)
+    root, target_root = StoreRoot(source), StoreRoot(target)
     require_pair(source, target)
-    conversion = _Conversion.read(StoreRoot(target), root)
-    require_whole(StoreRoot(target), conversion.settings, conversion.in_target)
-    if not execute:
-        with root.shared_lock():
-            return _plan(root, target, conversion, PLANNED)[0]
-    require_owner(root)
-    lock = root.take_lock()
-    try:
-        with telling_of_half_a_change(root):
-            return _execute(root, target, conversion)
-    finally:
-        lock.release()
+    conversion = _Conversion.read(target_root, root)
+    with target_root.shared_lock():
+        require_whole(target_root, conversion.settings, conversion.in_target)
+    # A store that was never opened has no lock file yet: a broker may have started meanwhile.
+    with target_root.shared_lock():
+        if not execute:
+            with root.shared_lock():
+                return _plan(root, target, conversion, PLANNED)[0]
+        require_owner(root)
+        lock = root.take_lock()
+        try:
+            with telling_of_half_a_change(root):
+                return _execute(root, target, conversion)
+        finally:
+            lock.release()
 
 
 def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> RetireReport:

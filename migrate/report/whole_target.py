@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a finished target still holds its converted messages, before a source is retired.
 
-Looks for all files, and for the first and the last entry in each of them. Reads a few bytes a file.
-A report outlives the files that it describes. This is no verification: most records are not read.
+Looks for all files, and reads every entry of the timer queue: 20 bytes a message. Of log and timer
+log it reads a few bytes a file. A report outlives the files that it describes. This is no
+verification: most records are not read.
 """
+
+import numpy as np
+from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError, SourceError
 from message_store.files.segments import Segment, SegmentReader
@@ -17,11 +21,15 @@ from timer_wheel.format.timer_log import TIMER_UNIT, unit_position
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 from timer_wheel.reading.ownership import index_path, read_active
 
+_PIECE_BYTES = QUEUE_UNIT.size << 20
+"""Of the queue so much is in memory at a time."""
+
 
 def require_whole(target: StoreRoot, settings: ConversionSettings, converted: int) -> None:
     """Raise SourceError unless the files of a target hold its ``converted`` messages.
 
-    In a target that was opened since, the oldest files may be gone, and more may follow.
+    In a target that was opened since, the oldest files may be gone, and more may follow. The caller
+    holds its lock.
     """
     try:
         _require_timers(target)
@@ -62,17 +70,18 @@ class _Files:
         """Queue, log and timer log, up to the last message. Raises SourceError, FormatError."""
         settings, target = self._settings, self._target
         end = self._converted * QUEUE_UNIT.size
-        with SegmentReader(target.timer_queue(), settings.queue_file_bytes) as queue:
-            for segment in self._whole_row(queue, end):
-                self._entry(queue, segment.start_offset // QUEUE_UNIT.size)
-            if queue.min_offset >= end:
+        with (
+            SegmentReader(target.timer_queue(), settings.queue_file_bytes) as queue,
+            SegmentReader(target.commit_log, settings.commit_log_file_bytes) as log,
+        ):
+            last = self._last_of_queue(queue, log, end)
+            if last is None:
                 return  # a broker has been at work for so long that all of it is gone
-            last = self._entry(queue, self._converted - 1)
             if not self._is_opened and self._is_followed(queue, end):
                 raise SourceError(
-                    f"{queue.directory}: holds more messages than the {self._converted:,} converted"
+                    f"{queue.segments[-1].path}: holds more messages than the"
+                    f" {self._converted:,} converted"
                 )
-        with SegmentReader(target.commit_log, settings.commit_log_file_bytes) as log:
             log_end = last["commit_log_offset"] + last["size_bytes"]
             for segment in self._whole_row(log, log_end):
                 self._record(log, segment.start_offset)
@@ -82,6 +91,51 @@ class _Files:
                 raise SourceError(f"{log.directory}: does not hold the last message")
         if read_active(target) is None:
             self._check_timer_log(last)
+
+    def _last_of_queue(
+        self, queue: SegmentReader, log: SegmentReader, end: int
+    ) -> dict[str, int] | None:
+        """The last entry, once all have been read; None where a broker has deleted every file."""
+        entries = np.empty(0, QUEUE_UNIT.dtype)
+        behind = 0
+        for segment in self._whole_row(queue, end):
+            stop = min(segment.start_offset + segment.length_bytes, end)
+            for first in range(segment.start_offset, stop, _PIECE_BYTES):
+                data = queue.read_at(first, min(_PIECE_BYTES, stop - first))
+                entries = np.frombuffer(data, QUEUE_UNIT.dtype)
+                number = first // QUEUE_UNIT.size
+                behind = self._require_entries(segment, number, entries, behind, log)
+        if not len(entries):
+            return None
+        return {name: int(entries[name][-1]) for name in ("commit_log_offset", "size_bytes")}
+
+    def _require_entries(
+        self,
+        segment: Segment,
+        first: int,
+        entries: NDArray[np.void],
+        behind: int,
+        log: SegmentReader,
+    ) -> int:
+        """Each entry leads to bytes of one log file, behind those of the entry before it, the first
+        behind a log offset. Returns the log offset behind the last.
+        """
+        offsets = entries["commit_log_offset"].astype(np.int64)
+        sizes = entries["size_bytes"].astype(np.int64)
+        ends = offsets + sizes
+        lowest = np.concatenate([[behind], ends[:-1]])
+        room = log.file_bytes - offsets % log.file_bytes
+        is_outside = (offsets < 0) | (offsets > log.end_offset - sizes) | (sizes > room)
+        faults = {
+            "there is no entry {}": sizes <= 0,
+            "entry {} leads out of the commit log's files": is_outside,
+            "entry {} does not lead behind the one before it": offsets < lowest,
+        }
+        for sentence, is_wrong in faults.items():
+            if is_wrong.any():
+                number = first + int(is_wrong.argmax())
+                raise SourceError(f"{segment.path}: {sentence.format(f'{number:,}')}")
+        return int(ends[-1])
 
     def _check_timer_log(self, last: dict[str, int]) -> None:
         file_bytes = self._settings.timer_log_file_bytes
@@ -105,7 +159,7 @@ class _Files:
         """The files up to ``end``. Raises SourceError where one is missing or of another length."""
         needed = [segment for segment in row.segments if segment.start_offset < end]
         first = needed[0].start_offset if needed and self._is_opened else 0
-        wanted = list(range(first, end, row.file_bytes)) if needed else []
+        wanted = list(range(first - first % row.file_bytes, end, row.file_bytes)) if needed else []
         starts = [segment.start_offset for segment in needed]
         all_gone = self._is_opened and not needed and row.min_offset >= end
         if not all_gone and (not needed or starts != wanted):
@@ -113,13 +167,6 @@ class _Files:
         if any(segment.length_bytes != row.file_bytes for segment in needed):
             raise SourceError(f"{row.directory}: a file is not {row.file_bytes:,} bytes long")
         return needed
-
-    def _entry(self, queue: SegmentReader, queue_offset: int) -> dict[str, int]:
-        position = queue_offset * QUEUE_UNIT.size
-        entry = QUEUE_UNIT.decode_at(queue.read_at(position, QUEUE_UNIT.size), 0)
-        if entry["size_bytes"] <= 0:
-            raise SourceError(f"{queue.directory}: has no entry {queue_offset:,}")
-        return entry
 
     def _is_followed(self, queue: SegmentReader, end: int) -> bool:
         return end < queue.end_offset and any(queue.read_at(end, QUEUE_UNIT.size))

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import struct
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +25,19 @@ from message_store.base.errors import (
     OptionsError,
     PlanError,
     SourceError,
+    StoreLockedError,
     UncleanStoreError,
 )
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import Message
 from message_store.interface.delay_store import AfterMs
 from message_store.writing.settings import StoreSettings
+from migrate.changes import retire as retire_module
+from migrate.changes.note import put_offsets
 from migrate.changes.retire import LeftBehindError, retire
 from migrate.changes.undo import roll_back
 from migrate.convert import convert
+from migrate.report import whole_target
 from migrate.settings import ENGINES, HIERARCHY, TargetSettings
 from migrate.write.publishing import UNFINISHED_WHEEL
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
@@ -401,3 +409,135 @@ def test_an_empty_conversion_retires_nothing_and_is_right(tmp_path: Path) -> Non
     build_level_store(tmp_path / "source", [FIRST], offsets={3: 1})
     target = converted(tmp_path / "source")
     assert retire(tmp_path / "source", target, execute=True).state == "nothing to do"
+
+
+# --- every entry of the target's queue ------------------------------------------------------------
+
+
+def queue_file(target: Path, entry: int) -> tuple[Path, int]:
+    """The file of the timer queue that holds an entry, and the entry's position in it."""
+    files, position = divmod(entry * 20, SMALL.queue_file_bytes)
+    name = f"{files * SMALL.queue_file_bytes:020d}"
+    return target / "consumequeue/rmq_sys_wheel_timer/0" / name, position
+
+
+def change_entry(target: Path, entry: int, change: Callable[[int, int], tuple[int, int]]) -> Path:
+    path, position = queue_file(target, entry)
+    data = bytearray(path.read_bytes())
+    found = struct.unpack_from(">qi", data, position)
+    struct.pack_into(">qi", data, position, *change(*found))
+    path.write_bytes(data)
+    return path
+
+
+DAMAGED: dict[str, tuple[Callable[[int, int], tuple[int, int]], str]] = {
+    "a hole": (lambda _offset, _size: (0, 0), "there is no entry 5"),
+    "no length": (lambda offset, _size: (offset, -1), "there is no entry 5"),
+    "far": (lambda _offset, size: (1 << 40, size), "entry 5 leads out of the commit log's"),
+    "farthest": (lambda _offset, size: (2**63 - 1, size), "entry 5 leads out of the commit log's"),
+    "long": (lambda offset, _size: (offset, 2**31 - 1), "entry 5 leads out of the commit log's"),
+    "negative": (lambda _offset, size: (-size, size), "entry 5 leads out of the commit log's"),
+    "back": (lambda _offset, size: (0, size), "entry 5 does not lead behind the one before it"),
+    "overlaps": (lambda offset, size: (offset - 1, size), "entry 5 does not lead behind"),
+    "overlapped": (lambda offset, size: (offset, size + 1), "entry 6 does not lead behind"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("piece", [20, 1 << 20])
+def test_a_damaged_entry_amid_the_target_s_queue_is_named_and_retires_nothing(
+    source: Path, monkeypatch: pytest.MonkeyPatch, damage: str, piece: int
+) -> None:
+    change, problem = DAMAGED[damage]
+    monkeypatch.setattr(whole_target, "_PIECE_BYTES", piece)
+    target = converted(source)
+    path = change_entry(target, 5, change)
+    before = tree(source)
+    for execute in (False, True):
+        with pytest.raises(SourceError, match=re.escape(f"{path.parent}/")) as refused:
+            retire(source, target, execute=execute)
+        assert problem in str(refused.value)
+    assert tree(source) == before
+
+
+def test_an_entry_that_ends_in_the_next_file_of_the_log_retires_nothing(source: Path) -> None:
+    target = converted(source, settings=attrs.evolve(SMALL, commit_log_file_bytes=1_000))
+    logs = sorted((target / "commitlog").iterdir())
+    assert len(logs) > 2
+    path = change_entry(target, 2, lambda offset, _size: (offset, 1_000 - offset % 1_000 + 1))
+    with pytest.raises(SourceError, match="entry 2 leads out of the commit log's files") as refused:
+        retire(source, target, execute=True)
+    assert str(path) in str(refused.value)
+
+
+LOCKER = """
+import fcntl, sys
+file = open(sys.argv[1], "ab")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def broker_on(store: Path) -> Iterator[None]:
+    """Another process holds the store's lock, as a broker that is starting does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKER, str(store / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline() == b"held\n"
+        yield
+        assert broker.stdin is not None
+        broker.stdin.close()
+
+
+def test_a_target_that_somebody_holds_retires_nothing(source: Path) -> None:
+    target = converted(source)
+    before = tree(source)
+    with broker_on(target):
+        for execute in (False, True):
+            with pytest.raises(StoreLockedError, match=re.escape(str(target / "lock"))):
+                retire(source, target, execute=execute)
+    assert tree(source) == before
+    assert retire(source, target, execute=True).state == "done"
+
+
+def test_a_broker_that_starts_while_the_target_is_looked_at_is_noticed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target was never opened, so that there is no lock file to hold."""
+    target = converted(source)
+    before = tree(source)
+    with ExitStack() as running:
+
+        def start_then_look(*arguments: Any) -> None:
+            running.enter_context(broker_on(target))
+            whole_target.require_whole(*arguments)
+
+        monkeypatch.setattr(retire_module, "require_whole", start_then_look)
+        with pytest.raises(StoreLockedError):
+            retire(source, target, execute=True)
+    assert tree(source) == before
+
+
+def test_nobody_opens_the_target_while_its_source_is_retired(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = converted(source)
+    (target / "lock").touch()
+    seen: list[str] = []
+
+    def try_to_open(*arguments: Any) -> None:
+        command = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'ab'), 6, 1)"
+        opened = subprocess.run(
+            [sys.executable, "-c", command, str(target / "lock")], capture_output=True, check=False
+        )
+        seen.append(opened.stderr.decode().splitlines()[-1])
+        put_offsets(*arguments)
+
+    monkeypatch.setattr(retire_module, "put_offsets", try_to_open)
+    assert retire(source, target, execute=True).state == "done"
+    assert seen[0].startswith("BlockingIOError")
