@@ -32,6 +32,15 @@ _LEVELS_BEFORE_RETRIES = 2
 Generator = np.random.Generator
 
 
+@attrs.frozen
+class ExtraProperty:
+    """A property that ``percent`` of the messages have besides the usual ones, as the last."""
+
+    name: str
+    value: str
+    percent: int = 100
+
+
 @attrs.frozen(kw_only=True)
 class Recipe:
     """What the messages shall be like, and what follows from that.
@@ -51,6 +60,7 @@ class Recipe:
     dialect: ConfigDialect
     body_block: Bytes
     seed: int = 0
+    extra_property: ExtraProperty | None = None
 
     @property
     def unique_key_prefix(self) -> bytes:
@@ -167,6 +177,9 @@ def _properties_of(
     if recipe.retry_percent:
         sent_to = ByteColumn.choose(("", *recipe.topics), np.where(is_retry, topics + 1, 0))
         columns.append((_RETRIED_TOPIC, sent_to))
+    if (extra := recipe.extra_property) is not None:
+        has_it = (rng.random(rows) * 100 < extra.percent).astype(np.int64)
+        columns.append((extra.name, ByteColumn.choose(("", extra.value), has_it)))
     return join_property_columns(columns, closed=recipe.dialect.has_state_version)
 
 

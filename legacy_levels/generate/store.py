@@ -20,6 +20,7 @@ from legacy_levels.generate.messages import (
     GROUP,
     QUEUES_PER_TOPIC,
     RETRY_TOPIC,
+    ExtraProperty,
     Recipe,
     arrivals,
     batch_of,
@@ -86,6 +87,7 @@ def generate_level_store(
     level_table: str = DEFAULT_LEVELS,
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES,
     queue_file_bytes: int = QUEUE_FILE_BYTES,
+    extra_property: ExtraProperty | None = None,
 ) -> GeneratedStore:
     """Make a store with ``messages`` in ``levels``, an equal share in each.
 
@@ -95,10 +97,9 @@ def generate_level_store(
     the retry topic of a consumer group. Of each level ``delivered_percent`` were delivered before
     the broker stopped: the level's offset stands behind them (their delivered copies are left
     out). ``dialect`` is ``4.9`` or ``5.x``: the ending of properties texts and the style of the
-    configuration files.
+    configuration files. ``extra_property`` makes records of unusual shapes.
 
     What was made is removed again where that ends in an error, or is interrupted.
-
     Raises TargetError when ``path`` is not empty or the disk refuses, BadFieldError for a level
     that the table does not have, or has without a delay, for a number that makes no sense, and for
     a message that no log file can hold.
@@ -123,6 +124,7 @@ def generate_level_store(
         dialect=_config_dialect(dialect),
         body_block=body_block(rng, body_bytes),
         seed=seed,
+        extra_property=extra_property,
     )
     share = 100 - delivered_percent  # what is older than its level's delay was delivered
     spans_ms = {level: delay_ms * 100 // share for level, delay_ms in delays_ms.items()}

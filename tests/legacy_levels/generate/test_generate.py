@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
-from legacy_levels.generate.messages import GROUP, RETRY_TOPIC
+from legacy_levels.generate.messages import GROUP, RETRY_TOPIC, ExtraProperty
 from legacy_levels.generate.store import GeneratedStore, generate_level_store
 from message_store.base.errors import BadFieldError, TargetError
 from message_store.files.store_root import StoreRoot
@@ -313,3 +313,17 @@ def test_what_makes_no_sense_is_refused_and_nothing_made(
     with pytest.raises(BadFieldError):
         make(tmp_path / "s", **wrong)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("percent", "least", "most"), [(0, 0, 0), (10, 100, 320), (100, 2_000, 2_000)]
+)
+def test_an_extra_property_is_the_last_of_so_many_messages(
+    tmp_path: Path, percent: int, least: int, most: int
+) -> None:
+    make(tmp_path / "store", extra_property=ExtraProperty("__CRC32#", "0123456789", percent))
+    pairs = [placed.record.pairs for placed in commit_log_records(tmp_path / "store" / "commitlog")]
+    last = [each[-1] for each in pairs]
+    assert least <= last.count(("__CRC32#", "0123456789")) <= most
+    assert len(pairs) == 2_000
+    assert all("__CRC32#" not in dict(each[:-1]) for each in pairs)
