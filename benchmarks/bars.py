@@ -26,10 +26,32 @@ class Bar:
         return max(values) if self.is_ceiling else min(values)
 
 
-BAR_RATIO = 2.0
+BAR_RATIO = 1.3
+AIM_RATIO = 1.15
 """A conversion's time, in that of `cp` and `sync` of the same log, of so many messages:"""
 BAR_MESSAGES = 4_000_000
+VERIFY_RATIO = 1.5
+"""A verification's time, in that of the conversion before it, of as many."""
+
+PLAIN = "plain"
+SHAPES = dict.fromkeys(
+    ("one bad record", "1 % odd sizes", "a CRC property on every record"),
+    Bar(1.1, is_ceiling=True),
+)
+"""The time of a conversion of other records, in that of plain ones in the same run."""
+
 BAR_WORKER_BYTES = 600_000_000
+BAR_DRIVER_BYTES = 600_000_000
+DRIVER_MESSAGES = 50_000_000
+"""The driver's memory is that of so many small messages."""
+
+FLEET_S = 30
+FLEET_STORES = 200
+FLEET_MESSAGES = 5_000
+"""So many stores of so many messages each, from the shell."""
+
+IN_PROCESS_S = 1.5
+"""``convert --in-process`` of the sample, from the shell, with kernels compiled."""
 
 THOUSANDS_A_SECOND = {
     "schedule": Bar(120, java="102–190"),

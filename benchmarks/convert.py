@@ -41,6 +41,7 @@ from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import ConvertOptions
 from migrate.spark.session import spark_session
+from migrate.verify.verify import verify
 
 WARM_UP_MESSAGES = 20_000
 _SAMPLE_EVERY_S = 0.02
@@ -148,11 +149,20 @@ def cpu_by_role() -> dict[str, float]:
     }
 
 
-def convert_round(path: Path, spark: SparkSession, *, watched: bool = False) -> dict[str, float]:
-    """One conversion: seconds a stage, and of processor time; memory instead when ``watched``."""
+def convert_round(
+    path: Path,
+    spark: SparkSession,
+    *,
+    watched: bool = False,
+    verified: bool = False,
+    on_bad_record: str = "fail",
+) -> dict[str, float]:
+    """One conversion: seconds a stage, and of processor time; memory instead when ``watched``. The
+    target is removed, when ``verified`` after a verification.
+    """
     target = path / "target"
     settle()
-    options = ConvertOptions(source=path / "source", target=target)
+    options = ConvertOptions(source=path / "source", target=target, on_bad_record=on_bad_record)
     watch = MemoryWatch()
     before, started = cpu_by_role(), stopwatch_s()
     if watched:
@@ -162,6 +172,7 @@ def convert_round(path: Path, spark: SparkSession, *, watched: bool = False) -> 
         report = convert(options, spark=spark)
     took, after = stopwatch_s() - started, cpu_by_role()
     size = sum(file.stat().st_blocks * 512 for file in target.rglob("*") if file.is_file())
+    checked = {"verify": verify_s(path, spark)} if verified else {}
     shutil.rmtree(target)
     return {
         **attrs.asdict(report.seconds),
@@ -171,7 +182,19 @@ def convert_round(path: Path, spark: SparkSession, *, watched: bool = False) -> 
         **{f"{role}_cpu": after[role] - before[role] for role in after},
         "worker_private_bytes": watch.worker_bytes,
         "driver_private_bytes": watch.driver_bytes,
+        **checked,
     }
+
+
+def verify_s(path: Path, spark: SparkSession) -> float:
+    """Seconds of a verification, which has to find that nothing is wrong."""
+    settle()
+    started = stopwatch_s()
+    report = verify(path / "source", path / "target", spark=spark)
+    took = stopwatch_s() - started
+    if not report.is_clean:
+        raise RuntimeError(f"the conversion was not right: {report}")
+    return took
 
 
 def measure(
@@ -187,7 +210,7 @@ def measure(
             break
         turns = ("copy", "convert") if number % 2 else ("convert", "copy")
         for turn in turns:
-            took = copy_round(path) if turn == "copy" else convert_round(path, spark)
+            took = copy_round(path) if turn == "copy" else convert_round(path, spark, verified=True)
             if number:  # the first round is thrown away
                 found[turn].append(took)
     found["memory"] = convert_round(path, spark, watched=True)
@@ -205,9 +228,9 @@ def cold_start(path: Path) -> tuple[float, float]:
     return first, second
 
 
-def require_room(place: Path, messages: int) -> None:
+def require_room(place: Path, messages: int, bytes_a_message: int = _DISK_BYTES_A_MESSAGE) -> None:
     """End here, with a sentence, when the disk has no room for the largest store and its copies."""
-    needed, free = messages * _DISK_BYTES_A_MESSAGE + (1 << 30), shutil.disk_usage(place).free
+    needed, free = messages * bytes_a_message + (1 << 30), shutil.disk_usage(place).free
     if needed > free:
         sys.exit(
             f"{place}: {needed:,} bytes are needed for {messages:,} messages, {free:,} are free;"

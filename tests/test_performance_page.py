@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bars import POWER_SAFE, Bar
+from benchmarks.bars import PLAIN, POWER_SAFE, SHAPES, Bar
 from tests.source_laws import ROOT
 from tools.generate_performance import (
     PARTS,
@@ -73,8 +73,10 @@ def whole_results() -> dict[str, Any]:
     much = {"engines": {"wheel": full, "hierarchy": {"unavailable": "no rocksdict here"}}}
     power = {"SQLite FULL": 1e3, **dict.fromkeys(("levels", "wheel", "hierarchy"), 3e3)}
     seconds = {"s": 0.4, "first word s": 0.3}
+    shaped = {name: [{"total": 2.1}] for name in SHAPES}
     return {
-        "start": {"commands": {"help": [seconds], "first": [seconds]}},
+        "start": {"commands": {"help": [seconds], "first": [seconds],
+                               "convert --in-process": [seconds], "convert": [seconds]}},
         "codec": {"rounds": {size: [{"encode, fresh pages": 200.0}] for size in ("256", "1024")}},
         "engines": {"throughput": rates | drains, "opening": [opened]},
         "steady": {"steady": [a_steady_run(rate, precision_ms) for precision_ms in (1_000, 100)
@@ -82,9 +84,15 @@ def whole_results() -> dict[str, Any]:
         "hierarchy": {"steady": [a_steady_run(14_000, 1) | {"what": "hierarchy"}],
                       "opening": [opened_cold]},
         "convert": {"runs": [{"messages": 4_000_000, "copy": [{"total": 1.0}],
-                              "convert": [{"total": 1.5, "target_bytes": 2e9, **pieces}],
+                              "convert": [{"total": 1.5, "target_bytes": 2e9, "verify": 3.0,
+                                           **pieces}],
                               "memory": {"worker_private_bytes": 2e8}}],
                     "direct_bytes_per_s": 1e9},
+        "shapes": {"messages": 4_000_000,
+                   "shapes": {PLAIN: [{"total": 2.0}], **shaped}},
+        "fleet": {"stores": 200, "messages": 5_000, "s": [40.0]},
+        "memory": {"runs": [{"messages": 50_000_000, "driver_bytes_before": 1e8,
+                             "driver_private_bytes": 5e8, "worker_private_bytes": 2e8}]},
         "power": {"runs": [{"batch": batch, "messages a second": power} for batch in POWER_SAFE]},
         "race": {"events": {"burst": burst}},
         "waiting": {"races": [much]},
@@ -113,6 +121,9 @@ def test_other_results_make_another_page() -> None:
     assert "| wheel | 900 | killed, not in the page cache | 0.25 | 7 | 0.125 | 30 | 2 |" in other
     assert "| wheel | 1,000 | 100 | 1,000 | 9 | 0.5 s / 1.0 s | 2 | 10 | 5 | 600 |" in other
     assert "| hierarchy | no rocksdict here |" in other
+    assert "| 4,000,000 | one bad record | 2.10 | 1.05 |" in other
+    assert "| 50,000,000 | 100 | 500 | 200 |" in other
+    assert "| `convert --in-process` | 0.40 |" in other
 
 
 @pytest.mark.parametrize("name", sorted(whole_results()))
@@ -129,6 +140,24 @@ def test_every_bar_is_met_or_missed_by_so_much() -> None:
     assert by_name["opening it after a kill"][2:4] == ("4.00 s", "**missed**, 0.75 ×")
     assert by_name["records encoded by a core, 1 KB"][2:4] == ("5.0 million/s", "met, 2.50 ×")
     assert by_name["drain of one level"][3] == "**missed**, 0.62 ×"
+    verified = by_name["verification of 4 million / the conversion before it"]
+    assert verified[1:4] == ("≤ 1.50 ×", "2.00 ×", "**missed**, 0.75 ×")
+    assert by_name["200 stores of 5,000, three of them broken, one command"][2] == "40.0 s"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "row"),
+    [
+        ("shapes", {"messages": 1_000}, "conversion of 4 million, one bad record / plain"),
+        ("fleet", {"stores": 4}, "200 stores of 5,000, three of them broken, one command"),
+        ("memory", {"runs": [{"messages": 7}]}, "private memory of the driver"),
+    ],
+)
+def test_a_smaller_run_is_held_against_no_bar(name: str, change: dict[str, Any], row: str) -> None:
+    results = whole_results()
+    results[name] |= change
+    [cells] = [bar.cells(results) for bar in BARS if bar.what.startswith(row)]
+    assert cells[2] == "not measured"
 
 
 def test_several_rounds_show_how_far_they_lie_apart() -> None:
@@ -164,7 +193,7 @@ def test_a_conversion_says_what_one_message_more_costs() -> None:
     runs = [{"messages": count, "copy": [{"total": 1.0}], "convert": [{"total": took}]}
             for count, took in sizes.items()]  # fmt: skip
     rows = conversion_table({"convert": {"runs": runs}}).splitlines()[2:]
-    assert [row.split(" | ")[-1] for row in rows] == ["– |", "0.50 |", "1.00 |"]
+    assert [row.split(" | ")[-2] for row in rows] == ["–", "0.50", "1.00"]
 
 
 def test_a_run_is_named_and_that_it_ended_early() -> None:

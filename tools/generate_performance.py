@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import waiting
+from benchmarks.bars import PLAIN
 from benchmarks.machine import RESULTS, spread, table
 from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
-          "power", "race")  # fmt: skip
+          "shapes", "fleet", "memory", "power", "race")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
@@ -188,10 +189,51 @@ def conversion_table(results: Results) -> str:
         pairs = zip(run["convert"], copies, strict=False)  # cut short: one of them has more
         rows.append((f"{run['messages']:,}", f"{statistics.median(copies):.2f}",
                      f"{_total_s(run):.2f}", spread([each["total"] / copy for each, copy in pairs]),
-                     _cost(run), _cost(run, fewer) if fewer else "–"))  # fmt: skip
+                     _cost(run), _cost(run, fewer) if fewer else "–", _verified(run)))  # fmt: skip
     head = ("messages", "cp + sync, s", "conversion, s", "ratio: median (least–most)",
-            "µs a message", "µs for one more since the row above")  # fmt: skip
+            "µs a message", "µs for one more since the row above", "verification, s")  # fmt: skip
     return table(head, rows) if rows else f"A conversion was {NOT_MEASURED}."
+
+
+def _verified(run: Mapping[str, Any]) -> str:
+    took = [each["verify"] for each in run["convert"] if "verify" in each]
+    return f"{statistics.median(took):.2f}" if took else "–"
+
+
+def shapes_table(results: Results) -> str:
+    """A conversion of records of each shape, beside that of plain ones."""
+    found = results.get("shapes", {})
+    rows = []
+    for name, rounds in found.get("shapes", {}).items():
+        pairs = list(zip(rounds, found["shapes"][PLAIN], strict=False))
+        if pairs:
+            took = statistics.median(each["total"] for each, _plain in pairs)
+            ratios = [each["total"] / plain["total"] for each, plain in pairs]
+            rows.append((f"{found['messages']:,}", name, f"{took:.2f}", spread(ratios)))
+    head = ("messages", "records", "conversion, s", "/ plain: median (least–most)")
+    return table(head, rows) if rows else f"Records of other shapes were {NOT_MEASURED}."
+
+
+def memory_table(results: Results) -> str:
+    """What a conversion of very many small messages takes."""
+    names = ("driver_bytes_before", "driver_private_bytes", "worker_private_bytes")
+    rows = [
+        (f"{run['messages']:,}", *(f"{run[each] / _MILLION:,.0f}" for each in names))
+        for run in results.get("memory", {}).get("runs", ())
+    ]
+    head = ("messages", "driver before, MB", "driver, MB", "a worker, MB")
+    return table(head, rows) if rows else f"The memory of a large conversion was {NOT_MEASURED}."
+
+
+def starts_table(results: Results) -> str:
+    """Every command that was started from the shell."""
+    rows = [
+        (f"`{name}`", spread([each["s"] for each in rounds]))
+        for name, rounds in results.get("start", {}).get("commands", {}).items()
+        if rounds and name.startswith("convert")
+    ]
+    head = ("command", "s: median (least–most)")
+    return table(head, rows) if rows else f"A conversion from the shell was {NOT_MEASURED}."
 
 
 def conversion_pieces(results: Results) -> str:
@@ -257,6 +299,9 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "waiting": waiting_table,
     "conversion": conversion_table,
     "pieces": conversion_pieces,
+    "shapes": shapes_table,
+    "memory": memory_table,
+    "starts": starts_table,
     "machines": machine_table,
 }
 

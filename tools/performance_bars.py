@@ -7,14 +7,24 @@ from typing import Any
 import attrs
 
 from benchmarks.bars import (
+    AIM_RATIO,
+    BAR_DRIVER_BYTES,
     BAR_MESSAGES,
     BAR_RATIO,
     BAR_WORKER_BYTES,
+    DRIVER_MESSAGES,
+    FLEET_MESSAGES,
+    FLEET_S,
+    FLEET_STORES,
+    IN_PROCESS_S,
     LATENESS_MS,
     OPENED_MESSAGES,
     OPENING_S,
+    PLAIN,
     POWER_SAFE,
+    SHAPES,
     THOUSANDS_A_SECOND,
+    VERIFY_RATIO,
     Bar,
 )
 from benchmarks.machine import spread, table
@@ -81,6 +91,34 @@ def _conversion(results: Results) -> list[float]:
     found = next(r for r in results["convert"]["runs"] if r["messages"] == BAR_MESSAGES)
     pairs = zip(found["convert"], found["copy"], strict=False)  # cut short: one of them has more
     return [ours["total"] / copy["total"] for ours, copy in pairs]
+
+
+def _verification(results: Results) -> list[float]:
+    """Of the targets of the same conversions."""
+    found = next(r for r in results["convert"]["runs"] if r["messages"] == BAR_MESSAGES)
+    return [each["verify"] / each["total"] for each in found["convert"]]
+
+
+def _shape(name: str) -> _Read:
+    def read(results: Results) -> list[float]:
+        found = results["shapes"]
+        if found["messages"] != BAR_MESSAGES:
+            return []
+        pairs = zip(found["shapes"][name], found["shapes"][PLAIN], strict=False)
+        return [shaped["total"] / plain["total"] for shaped, plain in pairs]
+
+    return read
+
+
+def _driver_memory(results: Results) -> list[float]:
+    found = next(r for r in results["memory"]["runs"] if r["messages"] == DRIVER_MESSAGES)
+    return [found["driver_private_bytes"] / _MILLION]
+
+
+def _fleet(results: Results) -> list[float]:
+    found = results["fleet"]
+    is_whole = (found["stores"], found["messages"]) == (FLEET_STORES, FLEET_MESSAGES)
+    return list(found["s"]) if is_whole else []
 
 
 def _worker_memory(results: Results) -> list[float]:
@@ -191,6 +229,17 @@ _BURST = _ceiling(_BURST_MESSAGES / _KILO / _SPEED["burst"].limit, "4.3")
 BARS = (
     BarRow("conversion of 4 million / `cp` + `sync` of the same log", _ceiling(BAR_RATIO), "×",
            _conversion, 2),
+    BarRow("the same, what is aimed at", _ceiling(AIM_RATIO), "×", _conversion, 2),
+    BarRow("verification of 4 million / the conversion before it", _ceiling(VERIFY_RATIO), "×",
+           _verification, 2),
+    *(BarRow(f"conversion of 4 million, {name} / plain", bar, "×", _shape(name), 2)
+      for name, bar in SHAPES.items()),
+    BarRow(f"{FLEET_STORES} stores of {FLEET_MESSAGES:,}, three of them broken, one command",
+           _ceiling(FLEET_S), "s", _fleet, 1),
+    BarRow("`convert --in-process` of the sample, from the shell", _ceiling(IN_PROCESS_S), "s",
+           _started("convert --in-process", "s"), 2),
+    BarRow(f"private memory of the driver, {DRIVER_MESSAGES // 1_000_000} million small messages",
+           _ceiling(BAR_DRIVER_BYTES / _MILLION), "MB", _driver_memory),
     BarRow("private memory of a conversion's worker", _ceiling(BAR_WORKER_BYTES / _MILLION), "MB",
            _worker_memory),
     BarRow("records encoded by a core, 1 KB", Bar(2), "million/s", _codec(1024), 1),

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, convert, machine, power, race, start, waiting
-from benchmarks.bars import POWER_SAFE
+from benchmarks import codec, convert, fleet, machine, memory, power, race, shapes, start, waiting
+from benchmarks.bars import PLAIN, POWER_SAFE, SHAPES
 from benchmarks.engines import measure as engines
 from compare.running.observation import RaceSettings
+from migrate.demo import unpack_sample
 from tools.generate_performance import (
     conversion_table,
+    memory_table,
     race_tables,
     read_results,
     reopenings_table,
+    shapes_table,
     waiting_table,
 )
 from tools.performance_bars import bars_table
@@ -104,7 +107,15 @@ def test_starting_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(start, "command_s", lambda *_asked: (2.0, 1.0))
     run(start, monkeypatch, "--rounds", "2", "--results", str(tmp_path))
     measured = json.loads((tmp_path / "start.json").read_text())
-    assert measured["commands"]["first"] == [{"s": 2.0, "first word s": 1.0}] * 2
+    assert set(measured["commands"]) == set(start.COMMANDS)
+    for rounds in measured["commands"].values():
+        assert rounds == [{"s": 2.0, "first word s": 1.0}] * 2
+
+
+def test_a_conversion_from_the_shell_is_measured_and_removed(tmp_path: Path) -> None:
+    sample = unpack_sample(tmp_path)
+    assert start.conversion_s(tmp_path, sample, "--in-process")[0] > 0
+    assert not (tmp_path / "target").exists()
 
 
 def test_what_outlives_a_loss_of_power_is_measured(
@@ -131,9 +142,66 @@ def test_a_conversion_is_measured_next_to_a_copy(
     run(convert, monkeypatch, *flags, "--results", str(results))
     for found in json.loads((results / "convert.json").read_text())["runs"]:
         assert found["convert"][0]["converted"] == found["messages"]
+        assert found["convert"][0]["verify"] > 0
         assert found["copy"][0]["total"] > 0
         assert found["memory"]["worker_private_bytes"] > 1 << 20
     assert "| 2,000 |" in conversion_table(read_results(results))
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_records_of_every_shape_are_measured_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, results = tmp_path / "work", tmp_path / "results"
+    place.mkdir()
+    flags = ["--messages", "1000", "--rounds", "1", "--directory", str(place)]
+    run(shapes, monkeypatch, *flags, "--results", str(results))
+    measured = json.loads((results / "shapes.json").read_text())
+    assert set(measured["shapes"]) == {PLAIN, *SHAPES}
+    for name, [took] in measured["shapes"].items():
+        assert took["converted"] == (999 if name == "one bad record" else 1_000)
+    assert shapes_table({"shapes": measured}).count("| 1,000 |") == 4
+    assert list(place.iterdir()) == []
+
+
+def test_the_shapes_are_what_their_names_say(tmp_path: Path) -> None:
+    properties = {}
+    for name, shape in shapes.SHAPES.items():
+        shapes.make_source(tmp_path / name, 500, shape)
+        with (tmp_path / name / "source/commitlog" / f"{0:020d}").open("rb") as file:
+            content = file.read(500 * 600)
+        properties[name] = [content.count(each) for each in (b"__CRC32#", b"TIMER_ROLL_TIMES")]
+    assert properties[PLAIN] == properties["one bad record"] == [0, 0]
+    assert properties["a CRC property on every record"] == [500, 0]
+    assert 0 < properties["1 % odd sizes"][1] < 25
+
+
+@pytest.mark.spark
+def test_memory_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, results = tmp_path / "work", tmp_path / "results"
+    place.mkdir()
+    flags = ["--messages", "1000", "2000", "--directory", str(place)]
+    run(memory, monkeypatch, *flags, "--results", str(results))
+    measured = json.loads((results / "memory.json").read_text())
+    for found in measured["runs"]:
+        assert found["converted"] == found["messages"]
+        assert found["driver_private_bytes"] > 1 << 20
+        assert found["driver_bytes_before"] > 1 << 20
+    assert "| 2,000 |" in memory_table({"memory": measured})
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_a_fleet_with_three_broken_stores_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, results = tmp_path / "work", tmp_path / "results"
+    place.mkdir()
+    flags = ["--stores", "5", "--messages", "200", "--rounds", "1", "--directory", str(place)]
+    run(fleet, monkeypatch, *flags, "--results", str(results))
+    measured = json.loads((results / "fleet.json").read_text())
+    assert len(measured["s"]) == 1
     assert list(place.iterdir()) == []
 
 
