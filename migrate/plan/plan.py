@@ -176,7 +176,7 @@ def cut_files(most_bytes: Int64Array, file_bytes: int) -> list[int]:
     log).
 
     >>> cut_files(np.full(10, 300), 1000), cut_files(np.full(0, 1), 1000)
-    ([0, 2, 4, 6, 8, 10], [0])
+    ([0, 2, 5, 7, 10], [0])
     """
     if not len(most_bytes):
         return [0]
