@@ -49,6 +49,34 @@ class Mutation:
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
+        "numbers-of-an-attempt-unchecked",
+        "migrate/write/log_file.py",
+        "        if numbers_crc(plan.staging.attempt(note.attempt)) != note.numbers_crc:",
+        "        if numbers_crc(plan.staging.attempt(note.attempt)) < 0:",
+        "tests/migrate/test_convert_stops.py::test_what_lies_beside_records_is_believed_with_its_checksum_alone",
+    ),
+    Mutation(
+        "places-of-bad-records-stay-empty",
+        "migrate/plan/target_rows.py",
+        "        taken = len(spare) if file == plan.cut.file_count - 1 else missing",
+        "        taken = len(spare) if file == plan.cut.file_count - 1 else 0",
+        "tests/migrate/plan/test_cut.py::test_bad_records_are_made_up_for_by_the_reserve_until_it_is_spent",
+    ),
+    Mutation(
+        "a-last-property-is-cut-with-what-is-behind-it",
+        "migrate/source/level_record.py",
+        "            return closed == 1 and _cut(facts, start, end + 1)",
+        "            return _cut(facts, start, end + closed)",
+        "tests/migrate/write/test_rewrite_kernel.py::test_a_last_property_that_must_go_and_is_not_closed_takes_the_separator_before_it_along",
+    ),
+    Mutation(
+        "messages-of-tasks-uncounted",
+        "migrate/write/reserve.py",
+        "    if counted + len(bad) != len(plan):",
+        "    if counted + len(bad) > len(plan):",
+        "tests/migrate/spark/test_write_job.py::test_a_task_that_counts_too_few_is_refused",
+    ),
+    Mutation(
         "record-head-not-last",
         "message_store/files/segments.py",
         "    if position % _PAGE_BYTES + size_bytes > _PAGE_BYTES:",

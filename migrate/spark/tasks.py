@@ -51,6 +51,7 @@ def write_logs(
     done(0)
     for note in run_tasks(spark, missing, write, done, name=_WRITE):
         notes[note.number] = note
+    done(len(missing))
     return [notes[number] for number in range(plan.cut.file_count)]
 
 

@@ -57,7 +57,7 @@ def assert_cannot_be_booted(target: Path) -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from migrate.write import part as write
+from migrate.write import log_file as write
 from migrate.convert import convert
 from tests.migrate.conversions import options_for
 
@@ -141,6 +141,22 @@ def test_pages_lost_with_the_power_are_written_again_though_a_note_remains(
     size = path.stat().st_size
     os.truncate(path, 0)
     os.truncate(path, size)
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+@pytest.mark.parametrize("name", ["numbers.npy", "bad.jsonl"])
+@pytest.mark.parametrize("loss", ["zeros", "cut", "gone"])
+def test_what_lies_beside_records_is_believed_with_its_checksum_alone(
+    options: ConvertOptions, right: dict[str, str], name: str, loss: str
+) -> None:
+    stop_in_the_middle(options, after_files=99)
+    for note in notes_of(options.target).values():
+        path = note.with_name(name)
+        content = path.read_bytes()
+        path.unlink()
+        if loss != "gone" and content:
+            path.write_bytes(bytes(len(content)) if loss == "zeros" else content[:-3])
     convert(options)
     assert broker_files(options.target) == right
 
