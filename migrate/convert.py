@@ -319,6 +319,8 @@ class _Conversion:
                 raise BadRecordsError(self.sources.bad_records(learned))
             if written.rows is not None and written.arrangement is not None:
                 break
+            if learned == self.corrections:
+                raise PlanError(f"{self.target.path}: what was written is not what was planned")
             self._make_plan(learned)
             self._begin(create_staging)
         self.corrections, self.receipts, self.rows = learned, written.receipts, written.rows

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
-from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES, PROPERTIES_MAX_BYTES
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
 from timer_wheel.placing import out_times
@@ -148,7 +148,10 @@ def make_plan(
     most_bytes = _growth(levels)
     most_bytes += source_sizes
     file_bytes = settings.commit_log_file_bytes
-    most_bytes[(most_bytes < 0) | (most_bytes > file_bytes - END_OF_FILE_MIN_BYTES)] = 0
+    room = file_bytes - END_OF_FILE_MIN_BYTES
+    # Properties may go: then a record fits that looks too long for a file.
+    most_bytes[(most_bytes < 0) | (most_bytes > room + PROPERTIES_MAX_BYTES)] = 0
+    np.minimum(most_bytes, room, out=most_bytes)
     return Plan(
         identity=identity.text(),
         now_ms=now_ms,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from message_store.base.errors import TargetError
 from message_store.base.parallel import parallel_map
 from migrate.plan.stored_plan import StoredPlan
 from migrate.plan.target_rows import TargetRows
@@ -17,6 +18,7 @@ from migrate.spark.cluster import sees_this_machine
 from migrate.spark.jobs import run_job
 from migrate.write.index_files import IndexStage
 from migrate.write.log_file import FileNote, write_file
+from migrate.write.publishing import is_publishing
 from migrate.write.reserve import usable_attempts
 from migrate.write.staging import Staging
 
@@ -42,6 +44,11 @@ def write_logs(
     notes = usable_attempts(plan)
     missing = [number for number in range(plan.cut.file_count) if number not in notes]
     target = plan.staging.target.path.absolute()
+    if missing and is_publishing(plan.staging):
+        raise TargetError(
+            f"{target}: log file {missing[0]} was damaged after it was published; empty the target"
+            " and begin anew"
+        )
     write = partial(write_file, target, plan.identity, _must_sync(spark))
     before = len(notes)
 

@@ -94,6 +94,10 @@ def fill_units(
         timer += _TIMER_BYTES
 
 
+_STORED = "target-"
+"""Begins the names of the columns' files: the plan has an array of out times too."""
+
+
 class StoredColumns:
     """The columns in the staging directory, mapped when they are asked for."""
 
@@ -103,7 +107,7 @@ class StoredColumns:
     def __getattr__(self, name: str) -> NDArray[Any]:
         if name not in _COLUMNS:
             raise AttributeError(name)
-        return load_array(self._staging.plan_array(name))
+        return load_array(self._staging.plan_array(_STORED + name))
 
 
 @attrs.frozen(eq=False)
@@ -127,7 +131,7 @@ class IndexStage:
     def stored(self) -> "IndexStage":
         """The same, its columns in files that tasks on other machines map. Raises TargetError."""
         for name in _COLUMNS:
-            save_array(self.staging.plan_array(name), getattr(self.columns, name))
+            save_array(self.staging.plan_array(_STORED + name), getattr(self.columns, name))
         return attrs.evolve(self, columns=StoredColumns(self.staging))
 
     def files(self) -> list[tuple[str, int]]:

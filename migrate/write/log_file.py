@@ -35,6 +35,7 @@ from migrate.write.staging import (
     Attempt,
     load_array,
     look_at_file,
+    read_whole,
     save_array,
     target_errors,
     write_note,
@@ -207,9 +208,8 @@ def write_bad(attempt: Attempt, bad: dict[int, str], *, durably: bool) -> None:
 
 
 def read_bad(attempt: Attempt) -> dict[int, str]:
-    """Which messages of the plan an attempt could not convert, and why. Raises SourceError."""
-    content = read_small_file(attempt.bad) or b""
-    return dict(json.loads(line) for line in content.splitlines())
+    """Which messages of the plan an attempt could not convert, and why. Raises TargetError."""
+    return dict(json.loads(line) for line in read_whole(attempt.bad).splitlines())
 
 
 def read_numbers(attempt: Attempt) -> NDArray[np.int32]:
@@ -219,10 +219,10 @@ def read_numbers(attempt: Attempt) -> NDArray[np.int32]:
 
 
 def numbers_crc(attempt: Attempt) -> int:
-    """The CRC of all that lies beside an attempt's records. Raises SourceError."""
+    """The CRC of all that lies beside an attempt's records. Raises TargetError."""
     crc = 0
     for path in (attempt.numbers, attempt.keys, attempt.bad):
-        crc = zlib.crc32(read_small_file(path) or b"", crc)
+        crc = zlib.crc32(read_whole(path), crc)
     return crc
 
 

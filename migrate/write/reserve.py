@@ -189,6 +189,8 @@ class _Reserve:
                 position += written
                 queue_offset += int(np.count_nonzero(records.sizes[chunk.first : chunk.end]))
                 yield written
+        if not np.array_equal(records.sizes, self.records.sizes[rows]):
+            raise PlanError(f"{self._plan.sources[-1]}: its records changed while they were read")
 
     def _log(self) -> SegmentReader:
         return SegmentReader(StoreRoot(self._plan.sources[-1]).commit_log)

@@ -333,6 +333,12 @@ def take_place(path: Path, place: Path) -> None:
         os.replace(path, place)
 
 
+def read_whole(path: Path) -> bytes:
+    """A file of any length, nothing where there is none. Raises TargetError."""
+    with target_errors(path):
+        return path.read_bytes() if path.exists() else b""
+
+
 def look_at_file(path: Path, size_bytes: int, more_bytes: int) -> tuple[int, int, bytes]:
     """The length of a file, the CRC-32 of its first ``size_bytes``, and the bytes behind those.
 

@@ -95,7 +95,7 @@ DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "an entry far behind the end": ({"unit_fields": {"commit_log_offset": 2**40}}, "ends before"),
     "the largest offset": ({"unit_fields": {"commit_log_offset": 2**63 - 1}}, "ends before"),
     "the largest size there is": ({"unit_fields": {"size_bytes": 2**31 - 1}}, "ends before"),
-    "a size beyond its file": ({"unit_fields": {"size_bytes": 140_000}}, "ends before"),
+    "a size beyond its file": ({"unit_fields": {"size_bytes": 200_000}}, "ends before"),
     "a size of many records": ({"unit_fields": {"size_bytes": 70_000}}, "entry says 70000"),
     "a size of one": ({"unit_fields": {"size_bytes": 1}}, UNREADABLE),
 }  # fmt: skip

@@ -161,6 +161,27 @@ def test_what_lies_beside_records_is_believed_with_its_checksum_alone(
     assert broker_files(options.target) == right
 
 
+def test_a_log_file_that_is_damaged_while_it_is_published_is_not_called_finished(
+    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.replace
+
+    def stop_behind_the_log(one: Path, other: Path) -> None:
+        real(one, other)
+        if other == options.target / "commitlog":
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop_behind_the_log)
+        with pytest.raises(Stopped):
+            convert(options)
+    log = options.target / "commitlog" / f"{0:020d}"
+    log.write_bytes(bytes(log.stat().st_size))
+    with pytest.raises(TargetError, match="log file 0 was damaged after it was published"):
+        convert(options)
+    assert_cannot_be_booted(options.target)
+
+
 def test_a_continued_run_keeps_its_now(tmp_path: Path, options: ConvertOptions) -> None:
     stop_in_the_middle(options)
     report = convert(options_for(tmp_path, now_ms=None, on_bad_record="quarantine"))

@@ -288,6 +288,27 @@ def test_what_is_bad_or_odd_is_left_out_without_writing_all_again(
         checked_target(converted.options)
 
 
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("over", [0, 60, 122, 123, 140])
+def test_a_record_that_fits_a_file_only_without_what_must_go_is_converted(
+    tmp_path: Path, before: int, over: int
+) -> None:
+    """Its claimed length is more than a file holds, and so is no measure of the room it takes."""
+    extra = [("INNER_MULTI_DISPATCH", "x" * 100)]
+    room = SMALL.commit_log_file_bytes - 8
+    probe = build_level_store(tmp_path / "probe", [LevelMessage(level=5, body=b"")])
+    body = b"x" * (room + over - 19 - 122 - len(probe.placed[0].data))
+    items = [
+        *(LevelMessage(level=5, body=bytes(1000)) for _ in range(before)),
+        LevelMessage(level=5, body=body, extra_pairs=extra),
+        *(LevelMessage(level=5, body=bytes(1000)) for _ in range(before)),
+    ]
+    fits = over <= 122  # as long as what goes
+    arguments = {"on_bad_record": "quarantine", "commit_log_file_bytes": 1 << 14}
+    converted = build_and_convert(tmp_path, items, **arguments)
+    assert converted.report.total("converted") == len(items) - (not fits)
+
+
 def filling(tmp_path: Path, record_bytes: int) -> list[Item]:
     """A message whose converted record has so many bytes (level 5 grows by 19)."""
     probe = build_level_store(tmp_path / "probe", [LevelMessage(level=5, body=b"")])

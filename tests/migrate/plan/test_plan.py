@@ -135,14 +135,15 @@ def test_only_chosen_and_sound_messages_are_planned(
     assert plan.source_offsets.tolist() == [at * 10_000 for at in plan.chosen.tolist()]
 
 
-@pytest.mark.parametrize("size", [2**31 - 1, -(2**31), 1992 - 18])
+@pytest.mark.parametrize("size", [2**31 - 1, -(2**31), 1992 + 32_767 - 18])
 def test_a_size_that_cannot_be_gets_no_room(size: int) -> None:
     plan = plan_of([Entry(), Entry(size_bytes=size), Entry()])
     assert plan.most_bytes.tolist() == [319, 0, 319]
 
 
-def test_a_size_just_within_a_file_gets_its_room() -> None:
-    assert plan_of([Entry(size_bytes=1992 - 19)]).most_bytes.tolist() == [1992]
+@pytest.mark.parametrize("size", [1992 - 19, 1992 - 18, 1992 + 32_767 - 19])
+def test_a_size_that_may_come_to_fit_a_file_gets_its_room(size: int) -> None:
+    assert plan_of([Entry(size_bytes=size)]).most_bytes.tolist() == [1992]
 
 
 @pytest.mark.parametrize(
