@@ -31,6 +31,9 @@ RESERVE_MAX = 4096
 """So many messages are written last, at most: they take the places of records that turn out bad."""
 
 
+_ALONE_BYTES = 64 << 20
+
+
 class PlannedEntries(Protocol):
     """What a plan needs to know of every entry, a row each: a backlog, or several."""
 
@@ -173,7 +176,8 @@ def make_plan(
 
 def cut_files(most_bytes: Int64Array, file_bytes: int) -> list[int]:
     """Cut records of at most these lengths into as few log files as hold them, about equally long,
-    so that no task waits for a longer one. Returns the first record of each, and their number.
+    so that no task waits for a longer one; but more than a few are two, which two cores write.
+    Returns the first record of each, and their number.
 
     Each is shorter than a file. A file ends in at least eight free bytes (docs/FORMAT.md, commit
     log).
@@ -186,7 +190,7 @@ def cut_files(most_bytes: Int64Array, file_bytes: int) -> list[int]:
     ends = np.cumsum(most_bytes)
     total = int(ends[-1])
     room = file_bytes - END_OF_FILE_MIN_BYTES
-    count = max(1, -(-total // room))
+    count = max(2 if total > _ALONE_BYTES else 1, -(-total // room))
     while True:
         marks = [total * number // count for number in range(1, count)]
         cuts = np.searchsorted(ends, marks, side="right").tolist()
