@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides where every record of a target will lie, known before a byte is written."""
+"""Hides which messages go to which log file of a target, and where all of them lie at last."""

@@ -144,6 +144,11 @@ def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -
     """The message for a target that was begun from something else, with the differences."""
     before = facts.get("request", {})
     changed = [name for name, value in request.items() if before.get(name) != value]
+    if "plan_format" in changed:
+        return (
+            f"{staging.target.path}: was begun by another version; empty {staging.target.path} and"
+            " begin anew"
+        )
     what = ", ".join(changed) or "the level queues"
     return (
         f"{staging.target.path}: was begun from something else (differs in: {what});"

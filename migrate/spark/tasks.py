@@ -19,7 +19,7 @@ from migrate.spark.jobs import run_job
 from migrate.write.index_files import IndexStage
 from migrate.write.log_file import FileNote, write_file
 from migrate.write.publishing import is_publishing
-from migrate.write.reserve import usable_attempts
+from migrate.write.reserve import drop_losers, usable_attempts
 from migrate.write.staging import Staging
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def write_logs(
     for note in run_tasks(spark, missing, write, done, name=_WRITE):
         notes[note.number] = note
     done(len(missing))
-    return [notes[number] for number in range(plan.cut.file_count)]
+    written = [notes[number] for number in range(plan.cut.file_count)]
+    drop_losers(plan, written)
+    return written
 
 
 def write_index(rows: TargetRows, staging: Staging, spark: "SparkSession | None") -> None:

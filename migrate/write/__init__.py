@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides how the parts of a target are written, staged, sealed and published."""
+"""Hides how the files of a target are written, staged, sealed and published."""

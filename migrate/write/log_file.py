@@ -11,6 +11,7 @@ import json
 import secrets
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import DelayStoreError
+from message_store.base.errors import DelayStoreError, TargetError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
@@ -33,6 +34,7 @@ from migrate.write.rewriter import RecordRewriter
 from migrate.write.row_output import FileStream, create_file
 from migrate.write.staging import (
     Attempt,
+    clear,
     load_array,
     look_at_file,
     read_whole,
@@ -109,8 +111,12 @@ def write_file(target: Path, identity: str, durably: bool, number: int) -> FileN
     ``durably``: all of it is on the disk before its note is. Raises PlanError where another plan
     counts by now, SourceError or TargetError.
     """
-    plan = load_plan(target, identity)
-    return FileWriter(plan, number, durably=durably).write()
+    writer = FileWriter(load_plan(target, identity), number, durably=durably)
+    try:
+        return writer.write()
+    except DelayStoreError:
+        writer.give_up()  # it may have been for want of room
+        raise
 
 
 class FileWriter:
@@ -152,6 +158,11 @@ class FileWriter:
         )
         write_note(attempt.note, json.dumps(attrs.asdict(note)).encode(), durably=self._durably)
         return note
+
+    def give_up(self) -> None:
+        """Remove what was written so far."""
+        with suppress(TargetError):
+            clear(self._attempt.path)
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """The messages of the file by source: its number, first and end."""

@@ -72,6 +72,17 @@ def usable_attempts(plan: StoredPlan) -> dict[int, FileNote]:
     return found
 
 
+def drop_losers(plan: StoredPlan, notes: Sequence[FileNote]) -> None:
+    """Remove all attempts but those that count: they take room, and would be synced. One that is
+    still at work finds its directory gone. Raises TargetError.
+    """
+    staging, winners = plan.staging, {note.attempt for note in notes}
+    with target_errors(staging.attempts):
+        names = sorted(set(os.listdir(staging.attempts)) - winners)
+    for name in names:
+        clear(staging.attempt(name).path)
+
+
 def log_of(plan: StoredPlan, note: FileNote) -> Path:
     """Where the log file of an attempt is by now: with it, in its place, or published."""
     staging = plan.staging
@@ -137,7 +148,7 @@ class _Reserve:
 
     def receipt(self) -> Receipt:
         """What of it was written."""
-        return Receipt.of(self.records, len(self._plan.cut.sources) - 2, self._bytes_read)
+        return Receipt.of(self.records, 0, self._bytes_read)
 
     def judge(self) -> None:
         """Make every record and throw it away, to know its size, or why it is bad."""

@@ -19,7 +19,7 @@ _STREAM_BYTES = 4 << 20
 """Bytes per write call: a quarter of it halved throughput while the cores were busy (measured)."""
 
 _spare_buffers: list[mmap.mmap] = []
-"""Buffers of closed streams, reused: faulting in fresh ones cost 10 % of a part (measured)."""
+"""Buffers of closed streams, reused: fresh ones have to be faulted in."""
 
 
 def _take_buffer() -> mmap.mmap:

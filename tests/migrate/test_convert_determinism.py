@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a target follow from source and now alone: not from parts, tasks, cores, or
+"""The bytes of a target follow from source and now alone: not from tasks, cores, attempts, or
 tries.
 """
 

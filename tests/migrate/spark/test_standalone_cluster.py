@@ -168,7 +168,8 @@ def test_a_disk_that_fails_every_time_is_named_by_the_project_s_own_error(
         cluster.disturbed("fail-always"),
         spark_session(cluster.url, cluster.conf) as spark,
         pytest.raises(
-            TargetError, match=r"parts/\d+\.json: cannot be written: Input/output error$"
+            TargetError,
+            match=r"attempts/.*/note\.json: cannot be written: Input/output error$",
         ),
     ):
         convert(options, spark=spark)
