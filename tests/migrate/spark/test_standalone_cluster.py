@@ -128,22 +128,6 @@ def test_a_driver_that_was_killed_is_followed_by_the_same_command(
     assert broker_files(tmp_path / "target") == right
 
 
-def test_a_master_that_is_lost_does_not_stop_the_executors(
-    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
-) -> None:
-    cluster.have_workers(2)
-
-    def kill(stage: str, done: int, total: int) -> None:
-        if stage == "write" and in_the_middle(done, total):
-            kill_with_all_below(cluster.master)
-
-    options = options_of(source, tmp_path / "target")
-    with spark_session(cluster.url, cluster.conf) as spark:
-        convert(options, spark=spark, progress=kill)
-    assert cluster.master.poll() is not None, "it was over before the master could be killed"
-    assert broker_files(options.target) == right
-
-
 def test_an_error_of_the_disk_is_tried_again(
     cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
 ) -> None:
@@ -239,4 +223,20 @@ def test_workers_get_the_package_as_an_archive(
         [found] = run_tasks(spark, ["migrate"], file_of, lambda _done: None)
         assert convert(options, spark=spark).total("converted") == MESSAGES
     assert Path(found).is_relative_to(cluster.directory)
+    assert broker_files(options.target) == right
+
+
+def test_a_master_that_is_lost_does_not_stop_the_executors(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+
+    def kill(stage: str, done: int, total: int) -> None:
+        if stage == "write" and in_the_middle(done, total):
+            kill_with_all_below(cluster.master)
+
+    options = options_of(source, tmp_path / "target")
+    with spark_session(cluster.url, cluster.conf) as spark:
+        convert(options, spark=spark, progress=kill)
+    assert cluster.master.poll() is not None, "it was over before the master could be killed"
     assert broker_files(options.target) == right
