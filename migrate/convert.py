@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import (
@@ -27,8 +26,8 @@ from message_store.base.errors import (
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
-from migrate.plan.stored_plan import load_plan, mismatch, read_plan_facts, stored_corrections
-from migrate.plan.target_rows import Arrangement, TargetRows
+from migrate.plan.stored_plan import is_of, load_plan, mismatch, read_plan_facts, stored_corrections
+from migrate.plan.target_rows import TargetRows
 from migrate.progress import Progress, no_progress
 from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
 from migrate.report.report import ConversionPlan, ConversionReport, DueTimes, Seconds
@@ -36,7 +35,7 @@ from migrate.settings import ConvertOptions
 from migrate.source.merge import require_mergeable
 from migrate.source.sources import SourceSet
 from migrate.spark.tasks import write_index, write_logs
-from migrate.write.log_file import Receipt
+from migrate.write.log_file import SourceShare
 from migrate.write.owner import tidy_up
 from migrate.write.publishing import (
     is_published,
@@ -132,9 +131,9 @@ class _Conversion:
 
     plan: Plan
     corrections: Corrections
-    receipts: list[Receipt]
+    shares: list[SourceShare]
     rows: TargetRows
-    bounds: list[int]
+    bounds: Sequence[int]
 
     def __init__(
         self, members: Sequence[ConvertOptions], spark: "SparkSession | None", progress: Progress
@@ -193,8 +192,8 @@ class _Conversion:
             topics, nameless = self.sources.topics([*bad])
             bad |= dict.fromkeys(nameless.tolist(), "cannot be read; the conversion would say why")
             self._make_plan(attrs.evolve(self.corrections, bad=bad))
-            self.receipts = _unwritten(self.plan, topics)
-            self.rows, self.bounds = TargetRows.expected(self.plan), [*self.plan.cut.sources]
+            self.shares = _unwritten(self.plan, topics)
+            self.rows, self.bounds = TargetRows.expected(self.plan), self.plan.cut.sources
             report = self._report(Seconds(0.0, 0.0, 0.0, 0.0, 0.0))
             place = self._place()
             needed, free = planned_bytes(self.plan), free_bytes(place)
@@ -287,7 +286,7 @@ class _Conversion:
         if facts:
             corrections = stored_corrections(facts, corrections)
         self._make_plan(corrections)
-        if facts and facts["identity"] != self.plan.identity:
+        if facts and not is_of(facts, self.plan):
             raise PlanError(mismatch(self.staging, self.sources.request, facts))
         return facts is not None
 
@@ -317,17 +316,17 @@ class _Conversion:
             if learned.bad and self.options.on_bad_record == "fail":
                 remove_unfinished(self.staging)
                 raise BadRecordsError(self.sources.bad_records(learned))
-            if written.rows is not None and written.arrangement is not None:
+            if written.rows is not None:
                 break
             if learned == self.corrections:
                 raise PlanError(f"{self.target.path}: what was written is not what was planned")
             self._make_plan(learned)
             self._begin(create_staging)
-        self.corrections, self.receipts, self.rows = learned, written.receipts, written.rows
-        self.bounds = _bounds_of(self.plan, written.arrangement)
+        self.corrections, self.shares, self.rows = learned, written.shares, written.rows
+        self.bounds = written.bounds
         if not is_publishing(self.staging):
             create_directories(self.rows, self.staging)
-            place_logs(stored, notes, self.staging)
+            place_logs(stored, notes)
             write_index(self.rows, self.staging, self.spark)
 
     def _seal(self) -> None:
@@ -336,16 +335,16 @@ class _Conversion:
             publish(self.staging)
             return
         self.progress("seal", 0, 1)
-        largest = max((receipt.largest_record_bytes for receipt in self.receipts), default=0)
+        largest = max((share.largest_record_bytes for share in self.shares), default=0)
         conf = broker_conf(broker_settings(self.plan.settings, largest), self.plan.engine)
         replace_file(self.target.own / CONF_NAME, conf)
         self.sources.quarantine(self.target, self.corrections)
-        seal(self.rows, self.staging, self.sources.roots, topic_demands(self.receipts))
+        seal(self.rows, self.staging, self.sources.roots, topic_demands(self.shares))
         self.progress("seal", 1, 1)
 
     def _report(self, seconds: Seconds) -> ConversionReport:
-        clashes = config_clashes(self.sources.roots, topic_demands(self.receipts))
-        facts = self.rows, self.bounds, self.corrections, self.receipts, seconds
+        clashes = config_clashes(self.sources.roots, topic_demands(self.shares))
+        facts = self.rows, self.bounds, self.corrections, self.shares, seconds
         report = self.sources.report(*facts)
         if len(self.sources.roots) > 1:  # the report of one source has them
             report = attrs.evolve(report, due=DueTimes.of(self.rows.due_ms))
@@ -363,21 +362,13 @@ class _Conversion:
         tidy_up(self.staging, self.options.access)
 
 
-def _bounds_of(plan: Plan, arrangement: Arrangement) -> list[int]:
-    """The first row of each source in the target, and last how many rows there are."""
-    if len(plan.cut.sources) == 2:
-        return [0, len(arrangement.messages)]
-    bounds: list[int] = np.searchsorted(arrangement.messages, plan.cut.sources).tolist()
-    return bounds
-
-
-def _unwritten(plan: Plan, topics: Sequence[dict[str, int]]) -> list[Receipt]:
-    """Receipts of what nobody wrote, with the messages of each source by topic."""
-    receipts = []
+def _unwritten(plan: Plan, topics: Sequence[dict[str, int]]) -> list[SourceShare]:
+    """Shares of what nobody wrote, with the messages of each source by topic."""
+    shares = []
     for source, counts in enumerate(topics):
         first, end = plan.cut.sources[source : source + 2]
-        receipts.append(
-            Receipt(
+        shares.append(
+            SourceShare(
                 source=source,
                 log_bytes=int(plan.most_bytes[first:end].sum()),
                 bytes_read=0,
@@ -385,4 +376,4 @@ def _unwritten(plan: Plan, topics: Sequence[dict[str, int]]) -> list[Receipt]:
                 topics=[(name.encode().decode("latin-1"), n, 0) for name, n in counts.items()],
             )
         )
-    return receipts
+    return shares

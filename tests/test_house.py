@@ -55,7 +55,7 @@ FILE_TOUCHERS = {
     "message_store/files/live_segments.py",
     "compare/rocketmq/jars.py",
     "compare/running/work_files.py",
-    "migrate/write/row_output.py",
+    "migrate/write/large_files.py",
     "migrate/write/publishing.py",
     "migrate/write/staging.py",
     # Opens what it gives to another user, without following links.

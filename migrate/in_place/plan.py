@@ -45,7 +45,7 @@ from migrate.settings import WHEEL, ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.record_reader import read_chunks
 from migrate.source.sources import chosen_by_level
-from migrate.write.log_file import Receipt
+from migrate.write.log_file import SourceShare
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.room import disk_warnings, free_bytes
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, floor_ms
@@ -167,7 +167,7 @@ class InPlacePlan:
 
     def _conversion(self, seconds: Seconds) -> ConversionReport:
         plan, chosen = self.plan, chosen_by_level(self.options, self.backlog)
-        receipt = Receipt(
+        share = SourceShare(
             bytes_read=self.bytes_read, largest_record_bytes=int(self.sizes.max(initial=0))
         )
         order = Arrangement(np.arange(len(plan)), np.zeros(len(plan), np.int64), 0)
@@ -175,7 +175,7 @@ class InPlacePlan:
         no_keys = np.zeros(0, np.int64)
         rows = TargetRows.planned(plan, order, sizes, nothing, nothing, no_keys)
         report = conversion_report(
-            self.options, self.backlog, chosen, rows, self.corrections, [receipt], seconds,
+            self.options, self.backlog, chosen, rows, self.corrections, [share], seconds,
             self.request,
         )  # fmt: skip
         return attrs.evolve(

@@ -32,6 +32,7 @@ RESERVE_MAX = 4096
 
 
 _ALONE_BYTES = 64 << 20
+"""Up to so much is one file; a choice, of which only 0.4 GB was measured: it gains by two."""
 
 
 class PlannedEntries(Protocol):

@@ -69,6 +69,7 @@ def store_plan(
 
     parallel_map(save, arrays)
     facts = {
+        "format": PLAN_FORMAT,
         "identity": plan.identity,
         "sources": [str(source.absolute()) for source in sources],
         "request": request,
@@ -123,7 +124,6 @@ def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
 def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict[str, Any]:
     """Options, time, level table and the source's log files; the number of cores is no part."""
     return {
-        "plan_format": PLAN_FORMAT,
         "now_ms": now_ms,
         "settings": attrs.asdict(options.settings),
         "level_table": table.text(),
@@ -140,15 +140,20 @@ def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict
     }
 
 
+def is_of(facts: dict[str, Any], plan: Plan) -> bool:
+    """Whether a stored plan is this one, in the form of today."""
+    return (facts["identity"], facts.get("format")) == (plan.identity, PLAN_FORMAT)
+
+
 def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -> str:
     """The message for a target that was begun from something else, with the differences."""
-    before = facts.get("request", {})
-    changed = [name for name, value in request.items() if before.get(name) != value]
-    if "plan_format" in changed:
+    if facts.get("format") != PLAN_FORMAT:
         return (
             f"{staging.target.path}: was begun by another version; empty {staging.target.path} and"
             " begin anew"
         )
+    before = facts.get("request", {})
+    changed = [name for name, value in request.items() if before.get(name) != value]
     what = ", ".join(changed) or "the level queues"
     return (
         f"{staging.target.path}: was begun from something else (differs in: {what});"

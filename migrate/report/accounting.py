@@ -14,7 +14,7 @@ from migrate.plan.plan import Corrections
 from migrate.plan.target_rows import TargetRows
 from migrate.report.report import BadRecord, ConversionReport, DueTimes, LevelReport, Seconds
 from migrate.settings import WHEEL, ConvertOptions
-from migrate.write.log_file import Receipt
+from migrate.write.log_file import SourceShare
 from migrate.write.seal import topic_demands
 from migrate.write.target_config import broker_settings
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
@@ -161,7 +161,7 @@ def conversion_report(
     chosen: NDArray[np.bool_],
     rows: TargetRows,
     corrections: Corrections,
-    receipts: list[Receipt],
+    shares: list[SourceShare],
     seconds: Seconds,
     request: dict[str, Any],
     own: slice = slice(None),
@@ -169,11 +169,11 @@ def conversion_report(
     """The report of a finished conversion; of one source of several, ``own`` are its rows of the
     target, and all else its own as well.
     """
-    largest = max((receipt.largest_record_bytes for receipt in receipts), default=0)
+    largest = max((share.largest_record_bytes for share in shares), default=0)
     due_ms = rows.due_ms[own]
     some = len(due_ms) > 0
     timer_bytes = TIMER_UNIT.size if rows.engine == WHEEL else WAITING_ROW.size + ID_ROW.size
-    log_bytes = sum(receipt.log_bytes for receipt in receipts)
+    log_bytes = sum(share.log_bytes for share in shares)
     return ConversionReport(
         source=str(options.source),
         target=str(options.target),
@@ -185,7 +185,7 @@ def conversion_report(
         due_min_ms=int(due_ms.min()) if some else None,
         due_max_ms=int(due_ms.max()) if some else None,
         open_before_ms=open_before_ms(rows) if rows.engine == WHEEL else None,
-        bytes_read=sum(receipt.bytes_read for receipt in receipts),
+        bytes_read=sum(share.bytes_read for share in shares),
         bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + timer_bytes),
         bad_records=bad_records(backlog, corrections),
         broker_conf=broker_settings(rows.settings, largest),
@@ -195,6 +195,6 @@ def conversion_report(
         identity=rows.identity,
         engine=rows.engine,
         target_queue_offset=own.indices(len(rows))[0],
-        topics={name: demand.count for name, demand in topic_demands(receipts).items()},
+        topics={name: demand.count for name, demand in topic_demands(shares).items()},
         due=DueTimes.of(due_ms),
     )

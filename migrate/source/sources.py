@@ -38,7 +38,7 @@ from migrate.settings import ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.topic_choice import choose_topics, count_topics
-from migrate.write.log_file import Receipt
+from migrate.write.log_file import SourceShare
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -325,7 +325,7 @@ class SourceSet:
         rows: TargetRows,
         bounds: Sequence[int],
         corrections: Corrections,
-        receipts: Sequence[Receipt],
+        shares: Sequence[SourceShare],
         seconds: Seconds,
     ) -> ConversionReport:
         """The report of the one source, or the sum of all with each in it. ``bounds`` are the first
@@ -339,7 +339,7 @@ class SourceSet:
                 source.chosen,
                 rows,
                 own_corrections(corrections, span),
-                [receipt for receipt in receipts if receipt.source == number],
+                [share for share in shares if share.source == number],
                 seconds,
                 self._requests[number],
                 own=slice(bounds[number], bounds[number + 1]),

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError
-from message_store.base.parallel import parallel_map
 from message_store.columns.byte_column import Int64s
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import read_small_file, remove_file, replace_file
@@ -31,6 +30,7 @@ from migrate.plan.target_rows import TargetRows
 from migrate.report.accounting import open_before_ms
 from migrate.report.finished_target import WRITTEN_NAME
 from migrate.report.marker import CONVERSION_NAME
+from migrate.spark.tasks import write_index
 from migrate.table.wheel_staging import (
     DUE,
     SIZE,
@@ -40,7 +40,7 @@ from migrate.table.wheel_staging import (
     WriteRun,
     put_numbers,
 )
-from migrate.write.index_files import IndexStage
+from migrate.write.large_files import FileStream, create_file
 from migrate.write.log_file import write_blank
 from migrate.write.publishing import (
     PublishingNote,
@@ -55,7 +55,6 @@ from migrate.write.publishing import (
     signs_of_use,
 )
 from migrate.write.room import bytes_needed, create_directories, disk_warnings, free_bytes
-from migrate.write.row_output import FileStream, create_file
 from migrate.write.seal import seal
 from migrate.write.staging import (
     Staging,
@@ -185,7 +184,9 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
         clear(staging.store.path)
         create_directories(rows, staging)
         _write_log(run, rows, parts)
-        _write_index(run, rows)
+        with target_errors(staging.attempts):
+            staging.attempts.mkdir(parents=True, exist_ok=True)
+        write_index(rows, staging, None)
         demands = sum_demands(row for part in parts for row in part.topics)
         facts = _facts(run, rows, demands)
         facts["warnings"] += [] if unlocked is None else [unlocked]
@@ -270,13 +271,6 @@ class _StagedRecords:
         """Raise TargetError when a task wrote more than its index says."""
         if self._waiting:
             raise TargetError(f"{self._waiting[-1].records(self._run)}: is longer than its index")
-
-
-def _write_index(run: WriteRun, rows: TargetRows) -> None:
-    with target_errors(run.staging.attempts):
-        run.staging.attempts.mkdir(parents=True, exist_ok=True)
-    stage = IndexStage.of(rows, run.staging)
-    parallel_map(stage.write, stage.files())
 
 
 def _facts(run: WriteRun, rows: TargetRows, demands: Mapping[str, TopicDemand]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.plan import OUT_MS_END, OUT_MS_MIN
 from migrate.settings import TargetSettings
-from migrate.write.row_output import FileStream, create_file
+from migrate.write.large_files import FileStream, create_file
 from migrate.write.staging import Staging, save_array, target_errors
 from timer_wheel.format.wheel_math import out_ms
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.small_files import sync_file
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.target_rows import TargetRows
-from migrate.write.staging import Staging, clear, replaced
+from migrate.write.staging import Staging, clear, target_errors
 from timer_wheel.format.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, IndexState, Rows
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_due import TO_THE_MILLISECOND, due_times
@@ -60,13 +61,19 @@ def index_rows(
 
 def write_tables(
     staging: Staging, number: int, rows: Rows, hashes: Int64s, *, durably: bool = False
-) -> None:
-    """Write the tables of a run of messages. Raises TargetError."""
-    waiting, ids = (staging.index_table(number, family) for family in INDEX_FAMILIES)
-    with replaced(waiting, durably=durably) as path:
-        write_waiting(path, rows)
-    with replaced(ids, durably=durably) as path:
-        write_ids(path, hashes, rows["queue_offset"].astype(np.int64))
+) -> list[tuple[Path, Path]]:
+    """Write the tables of a run of messages, of ids only where there are any; returns where each
+    lies and its place. Raises TargetError.
+    """
+    places = [staging.index_table(number, family) for family in INDEX_FAMILIES]
+    waiting, ids = map(staging.unplaced, places)
+    write_waiting(waiting, rows)
+    write_ids(ids, hashes, rows["queue_offset"].astype(np.int64))
+    written = [each for each in zip((waiting, ids), places, strict=True) if each[0].exists()]
+    for path, _place in written if durably else ():
+        with target_errors(path):
+            sync_file(path)
+    return written
 
 
 def tables_of(staging: Staging) -> dict[str, list[Path]]:

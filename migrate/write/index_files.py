@@ -2,8 +2,8 @@
 """Writes the files that are made of all messages together: timer queue, timer log, and the tables
 of a hierarchical wheel's index.
 
-One writer makes a file, front to back, under a name of its own; then it takes the file's place. Who
-does so twice writes the same bytes.
+One writer makes a file, front to back, under a name of its own. The driver gives it its place, so
+that an attempt that comes too late reaches nothing. Who writes one twice writes the same bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ from message_store.kernels.raw_memory import address_of, store_i32, store_i64
 from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.hierarchy_index import index_rows, write_tables
-from migrate.write.row_output import FileStream, create_file
-from migrate.write.staging import Staging, load_array, save_array, taking_place
+from migrate.write.large_files import FileStream, create_file
+from migrate.write.staging import Staging, load_array, save_array
 from timer_wheel.format.timer_log import (
     NO_POSITION,
     TIMER_UNIT,
@@ -45,6 +45,8 @@ _AT_DELAY, _AT_LOG_OFFSET, _AT_RECORD_SIZE, _AT_TOPIC_HASH, _AT_RESERVED = (
 _BLOCK_ROWS = 1 << 16
 _TABLE_ROWS = 1 << 18
 """So many messages share the tables of an index."""
+Unplaced = list[tuple[Path, Path]]
+"""Files that were written: where each lies, and its place."""
 QUEUE, TIMER_LOG, TABLES = "queue", "timer log", "tables"
 """Kinds of files."""
 _COLUMNS = (
@@ -143,13 +145,13 @@ class IndexStage:
             kinds.append((TABLES, _TABLE_ROWS))
         return [(kind, number) for kind, rows in kinds for number in range(-(-self.count // rows))]
 
-    def write(self, file: tuple[str, int], *, durably: bool = False) -> None:
+    def write(self, file: tuple[str, int], *, durably: bool = False) -> Unplaced:
         """Write one of the files. Raises TargetError."""
         kind, number = file
         write = {QUEUE: self._write_queue, TIMER_LOG: self._write_units, TABLES: self._write_tables}
-        write[kind](number, durably)
+        return write[kind](number, durably)
 
-    def _write_queue(self, number: int, durably: bool) -> None:
+    def _write_queue(self, number: int, durably: bool) -> Unplaced:
         file_bytes = self.settings.queue_file_bytes
         path = self.staging.store.timer_queue() / segment_name(number * file_bytes)
 
@@ -157,9 +159,9 @@ class IndexStage:
             fill_entries(address, *self._slices(rows, "offsets", "sizes", "tags_hashes"))
 
         count = file_bytes // QUEUE_UNIT.size
-        self._stream(path, file_bytes, number * count, count, QUEUE_UNIT.size, fill, durably)
+        return self._stream(path, file_bytes, number * count, count, QUEUE_UNIT.size, fill, durably)
 
-    def _write_units(self, number: int, durably: bool) -> None:
+    def _write_units(self, number: int, durably: bool) -> Unplaced:
         file_bytes = self.settings.timer_log_file_bytes
         path = self.staging.store.timer_log / segment_name(number * file_bytes)
         count = units_per_file(file_bytes)
@@ -169,7 +171,7 @@ class IndexStage:
             facts = rows.start, count, file_bytes, self.write_time_ms
             fill_units(address, *facts, *self._slices(rows, *names))
 
-        self._stream(path, file_bytes, number * count, count, TIMER_UNIT.size, fill, durably)
+        return self._stream(path, file_bytes, number * count, count, TIMER_UNIT.size, fill, durably)
 
     def _stream(
         self,
@@ -180,25 +182,26 @@ class IndexStage:
         unit_bytes: int,
         fill: Callable[[int, slice], None],
         durably: bool,
-    ) -> None:
+    ) -> Unplaced:
         """Write the units from number ``first`` on, ``count`` at most, and a blank where the timer
         log goes on in the next file.
         """
         end = min(first + count, self.count)
-        with taking_place(path, self.staging, durably=durably) as temporary:
-            create_file(temporary, file_bytes)
-            with FileStream(temporary, 0) as stream:
-                for begin in range(first, end, _BLOCK_ROWS):
-                    rows = slice(begin, min(begin + _BLOCK_ROWS, end))
-                    room = stream.room((rows.stop - rows.start) * unit_bytes)
-                    fill(address_of(room), rows)
-                    stream.advance(len(room))
-                if unit_bytes == TIMER_UNIT.size and end < self.count:
-                    blank = np.frombuffer(blank_bytes(file_bytes), np.uint8)
-                    stream.room(len(blank))[:] = blank
-                    stream.advance(len(blank))
+        written = self.staging.unplaced(path)
+        create_file(written, file_bytes)
+        with FileStream(written, 0, durably=durably) as stream:
+            for begin in range(first, end, _BLOCK_ROWS):
+                rows = slice(begin, min(begin + _BLOCK_ROWS, end))
+                room = stream.room((rows.stop - rows.start) * unit_bytes)
+                fill(address_of(room), rows)
+                stream.advance(len(room))
+            if unit_bytes == TIMER_UNIT.size and end < self.count:
+                blank = np.frombuffer(blank_bytes(file_bytes), np.uint8)
+                stream.room(len(blank))[:] = blank
+                stream.advance(len(blank))
+        return [(written, path)]
 
-    def _write_tables(self, number: int, durably: bool) -> None:
+    def _write_tables(self, number: int, durably: bool) -> Unplaced:
         rows = slice(number * _TABLE_ROWS, min((number + 1) * _TABLE_ROWS, self.count))
         names = "outs_ms", "offsets", "sizes", "topic_hashes"
         found = index_rows(
@@ -208,7 +211,7 @@ class IndexStage:
             precision_ms=self.settings.precision_ms,
         )
         [hashes] = self._slices(rows, "key_hashes")
-        write_tables(self.staging, number, found, hashes, durably=durably)
+        return write_tables(self.staging, number, found, hashes, durably=durably)
 
     def _slices(self, rows: slice, *names: str) -> Iterator[Any]:
         """Some rows of some columns, as kernels want them: a mapped file cannot be written to."""

@@ -30,8 +30,8 @@ from migrate.plan.stored_plan import StoredPlan, load_plan
 from migrate.settings import HIERARCHY
 from migrate.source.record_reader import read_chunks
 from migrate.write.hierarchy_index import key_hashes
+from migrate.write.large_files import FileStream, create_file
 from migrate.write.rewriter import RecordRewriter
-from migrate.write.row_output import FileStream, create_file
 from migrate.write.staging import (
     Attempt,
     clear,
@@ -48,7 +48,7 @@ SIZES, TAGS_HASHES, TOPIC_HASHES = range(3)
 
 
 @attrs.frozen(kw_only=True)
-class Receipt:
+class SourceShare:
     """What was written of one source into one file.
 
     ``topics`` has a row for each real topic: name (UTF-8 read as Latin-1), messages, highest queue.
@@ -61,7 +61,7 @@ class Receipt:
     topics: list[tuple[str, int, int]] = attrs.field(factory=list)
 
     @classmethod
-    def of(cls, records: RecordRewriter, source: int, bytes_read: int) -> "Receipt":
+    def of(cls, records: RecordRewriter, source: int, bytes_read: int) -> "SourceShare":
         """What a rewriter has written."""
         return cls(
             source=source,
@@ -77,7 +77,7 @@ class Receipt:
 
 @attrs.frozen(kw_only=True)
 class FileNote:
-    """What a task answers, and what its attempt is known by: a receipt a source, how many records
+    """What a task answers, and what its attempt is known by: a share a source, how many records
     are bad, and the CRCs of records and numbers.
     """
 
@@ -88,7 +88,7 @@ class FileNote:
     bad_count: int
     log_crc: int
     numbers_crc: int
-    receipts: list[Receipt]
+    shares: list[SourceShare]
 
     @classmethod
     def read(cls, path: Path) -> "FileNote | None":
@@ -96,11 +96,11 @@ class FileNote:
         content = read_small_file(path)
         try:
             facts = json.loads(content or b"")
-            receipts = [
-                Receipt(**{**each, "topics": [tuple(row) for row in each["topics"]]})
-                for each in facts.pop("receipts")
+            shares = [
+                SourceShare(**{**each, "topics": [tuple(row) for row in each["topics"]]})
+                for each in facts.pop("shares")
             ]
-            return cls(receipts=receipts, **facts)
+            return cls(shares=shares, **facts)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -138,7 +138,7 @@ class FileWriter:
             attempt.path.mkdir()
         create_file(attempt.log, plan.settings.commit_log_file_bytes)
         with FileStream(attempt.log, 0, durably=self._durably) as stream:
-            receipts = [self._write_records(stream, *run) for run in self._runs()]
+            shares = [self._write_records(stream, *run) for run in self._runs()]
             if not self._bad and self._number < plan.cut.file_count - 1:
                 write_blank(stream, plan.settings.commit_log_file_bytes - self._filled)
         save = partial(save_array, durably=self._durably)
@@ -154,7 +154,7 @@ class FileWriter:
             bad_count=len(self._bad),
             log_crc=self._crc,
             numbers_crc=numbers_crc(attempt),
-            receipts=receipts,
+            shares=shares,
         )
         write_note(attempt.note, json.dumps(attrs.asdict(note)).encode(), durably=self._durably)
         return note
@@ -173,7 +173,7 @@ class FileWriter:
             if first < end:
                 yield source, first, end
 
-    def _write_records(self, stream: FileStream, source: int, first: int, end: int) -> Receipt:
+    def _write_records(self, stream: FileStream, source: int, first: int, end: int) -> SourceShare:
         plan, begin = self._plan, self._rows.start
         records = plan.rewriter(first, end)
         origin = self._number * plan.settings.commit_log_file_bytes
@@ -197,7 +197,7 @@ class FileWriter:
         rows = slice(first - begin, end - begin)
         self._numbers[:, rows] = records.sizes, records.tags_hashes, records.topic_hashes
         self._bad |= {first + row: reason for row, reason in records.bad.items()}
-        return Receipt.of(records, source, bytes_read)
+        return SourceShare.of(records, source, bytes_read)
 
 
 def keys_of(

@@ -23,12 +23,13 @@ from migrate.plan.stored_plan import StoredPlan
 from migrate.plan.target_rows import Arrangement, TargetRows, arrange
 from migrate.settings import HIERARCHY
 from migrate.source.record_reader import read_chunks
+from migrate.write.large_files import FileStream
 from migrate.write.log_file import (
     SIZES,
     TAGS_HASHES,
     TOPIC_HASHES,
     FileNote,
-    Receipt,
+    SourceShare,
     is_written,
     keys_of,
     read_bad,
@@ -36,8 +37,7 @@ from migrate.write.log_file import (
     write_blank,
 )
 from migrate.write.publishing import is_publishing
-from migrate.write.row_output import FileStream
-from migrate.write.staging import Staging, clear, load_array, take_place, target_errors
+from migrate.write.staging import clear, load_array, take_place, target_errors
 
 Int64Array = NDArray[np.int64]
 
@@ -45,14 +45,15 @@ Int64Array = NDArray[np.int64]
 @attrs.frozen(eq=False)
 class Written:
     """All records of a plan: the messages that cannot be converted, by their place in the plan, and
-    a receipt of each file and source. ``arrangement`` and ``rows`` are None where more are bad than
-    the reserve holds: then another plan is made, without them.
+    what was written of each source into each file. ``rows`` is None where more are bad than the
+    reserve holds: then another plan is made, without them. ``bounds`` are the first rows of each
+    source, and last their number.
     """
 
     bad: dict[int, str]
-    receipts: list[Receipt]
-    arrangement: Arrangement | None
-    rows: TargetRows | None
+    shares: list[SourceShare]
+    rows: TargetRows | None = None
+    bounds: Sequence[int] = ()
 
 
 def usable_attempts(plan: StoredPlan) -> dict[int, FileNote]:
@@ -85,10 +86,13 @@ def drop_losers(plan: StoredPlan, notes: Sequence[FileNote]) -> None:
 
 def log_of(plan: StoredPlan, note: FileNote) -> Path:
     """Where the log file of an attempt is by now: with it, in its place, or published."""
-    staging = plan.staging
-    name = segment_name(note.number * plan.settings.commit_log_file_bytes)
+    staging, name = plan.staging, _name_of(plan, note)
     places = [staging.attempt(note.attempt).log, staging.store.commit_log / name]
     return next((path for path in places if path.exists()), staging.target.commit_log / name)
+
+
+def _name_of(plan: StoredPlan, note: FileNote) -> str:
+    return segment_name(note.number * plan.settings.commit_log_file_bytes)
 
 
 def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Written:
@@ -103,17 +107,17 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
     numbers = np.concatenate([*map(read_numbers, attempts), reserve.numbers], axis=1)
     bad = {row: why for attempt in attempts for row, why in read_bad(attempt).items()}
     bad |= {plan.cut.reserve + row: why for row, why in reserve.records.bad.items()}
-    receipts = [receipt for note in notes for receipt in note.receipts]
+    shares = [share for note in notes for share in note.shares]
     if len(reserve.records.sizes):
-        receipts.append(reserve.receipt())
-    counted = sum(count for each in receipts for _topic, count, _queue_id in each.topics)
+        shares.append(reserve.share())
+    counted = sum(count for each in shares for _topic, count, _queue_id in each.topics)
     if counted + len(bad) != len(plan):
         raise PlanError(
             f"{counted} messages were written and {len(bad)} are bad where the plan has {len(plan)}"
         )
     arrangement = arrange(plan, numbers[SIZES])
     if arrangement is None:
-        return Written(bad, receipts, None, None)
+        return Written(bad, shares)
     if not is_publishing(staging):
         for note in notes:
             reserve.append(note, arrangement)
@@ -126,7 +130,17 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
         numbers[TOPIC_HASHES],
         np.concatenate([*keys, reserve.keys]),
     )
-    return Written(bad, receipts, arrangement, rows)
+    return Written(bad, shares, rows, _bounds_of(plan, arrangement))
+
+
+def _bounds_of(plan: Plan, arrangement: Arrangement) -> Sequence[int]:
+    """The first row of each source, and last how many rows there are; of several sources there is
+    no reserve, and the order is that of the plan.
+    """
+    if len(plan.cut.sources) == 2:
+        return [0, len(arrangement.messages)]
+    bounds: list[int] = np.searchsorted(arrangement.messages, plan.cut.sources).tolist()
+    return bounds
 
 
 class _Reserve:
@@ -146,9 +160,9 @@ class _Reserve:
         records = self.records
         return np.stack([records.sizes, records.tags_hashes, records.topic_hashes])
 
-    def receipt(self) -> Receipt:
+    def share(self) -> SourceShare:
         """What of it was written."""
-        return Receipt.of(self.records, 0, self._bytes_read)
+        return SourceShare.of(self.records, 0, self._bytes_read)
 
     def judge(self) -> None:
         """Make every record and throw it away, to know its size, or why it is bad."""
@@ -207,11 +221,9 @@ class _Reserve:
         return SegmentReader(StoreRoot(self._plan.sources[-1]).commit_log)
 
 
-def place_logs(plan: StoredPlan, notes: Sequence[FileNote], staging: Staging) -> None:
+def place_logs(plan: StoredPlan, notes: Sequence[FileNote]) -> None:
     """Give every log file its place among those to be published. Raises TargetError."""
     for note in notes:
-        log = staging.attempt(note.attempt).log
-        name = segment_name(note.number * plan.settings.commit_log_file_bytes)
-        place = staging.store.commit_log / name
+        log = plan.staging.attempt(note.attempt).log
         if log.exists():
-            take_place(log, place)
+            take_place(log, plan.staging.store.commit_log / _name_of(plan, note))

@@ -75,9 +75,8 @@ from migrate.write.rewrite import (
 )
 
 POSITION, QUEUE_OFFSET, ADDRESS, ROOM_END = range(4)
-CURSOR = 4
-"""Where the next record goes: its log offset and queue offset, its address, and the address behind
-the room that there is.
+"""Of a cursor: log offset, queue offset and address of the next record, and the address behind the
+room that there is.
 """
 BAD, UNUSUAL, NO_ROOM_IN_TABLE = 0, -1, -2
 """In place of a record's new size: it has no place in the target; the scalar code is to decide; the

@@ -28,6 +28,7 @@ _RATIOS = (
 _PLAN_BYTES_A_MESSAGE = 84
 """Arrays of the plan and of the target's rows in the staging directory while it runs."""
 _LIKELY_RECORD_BYTES = 64 << 20
+"""A longer record is rather a damaged entry, which takes no room."""
 
 
 def free_bytes(directory: Path) -> int:

@@ -8,9 +8,9 @@ from message_store.files.store_root import StoreRoot
 from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL
 from migrate.write.hierarchy_index import seal_index
-from migrate.write.log_file import Receipt
+from migrate.write.large_files import write_sparse
+from migrate.write.log_file import SourceShare
 from migrate.write.publishing import publish
-from migrate.write.row_output import write_sparse
 from migrate.write.staging import Staging, sync_tree
 from migrate.write.target_config import TopicDemand, config_files, sum_demands
 from timer_wheel.format.checkpoint import (
@@ -29,12 +29,12 @@ from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, encode_slots
 from timer_wheel.format.wheel_math import SLOTS_TOTAL
 
 
-def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
+def topic_demands(shares: Iterable[SourceShare]) -> dict[str, TopicDemand]:
     """Messages and highest queue of every real topic, over all files, in order of name."""
     return sum_demands(
         (text.encode("latin-1").decode("utf-8", "replace"), count, queue_id)
-        for receipt in receipts
-        for text, count, queue_id in receipt.topics
+        for share in shares
+        for text, count, queue_id in share.topics
     )
 
 

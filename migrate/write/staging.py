@@ -32,7 +32,8 @@ from message_store.files.small_files import (
 from message_store.files.store_root import StoreRoot
 
 _IDENTITY_CHARACTERS = 16
-_REMOVAL_TRIES = 20
+_REMOVAL_TRIES = 500
+"""A writer that adds files without a pause once outlived twenty."""
 _READ_BYTES = 4 << 20
 LOCK_NAME = ".delaywheel.lock"
 """In a target on a disk that locks no directories."""
@@ -145,6 +146,10 @@ class Staging:
     def attempt(self, name: str) -> Attempt:
         """An attempt of this name."""
         return Attempt(self.attempts / name)
+
+    def unplaced(self, place: Path) -> Path:
+        """A name among the attempts that nobody has, for a file that is to take a place."""
+        return self.attempts / f"{place.name}-{secrets.token_hex(6)}"
 
     def index_table(self, number: int, family: str) -> Path:
         """A table for one column family of a hierarchical wheel's index."""
@@ -311,20 +316,6 @@ def replaced(path: Path, *, durably: bool = False) -> Iterator[Path]:
             os.replace(temporary, path)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def taking_place(path: Path, staging: Staging, *, durably: bool = False) -> Iterator[Path]:
-    """A new name among the attempts; the file that is written there takes its place at the end.
-
-    Raises TargetError, also where the directory of the place is missing.
-    """
-    with target_errors(path):
-        temporary = staging.attempts / f"{path.name}-{secrets.token_hex(6)}"
-        yield temporary
-        if durably:
-            sync_file(temporary)
-        os.replace(temporary, path)
 
 
 def take_place(path: Path, place: Path) -> None:

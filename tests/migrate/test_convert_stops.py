@@ -269,6 +269,16 @@ def test_a_finished_target_is_refused(options: ConvertOptions) -> None:
     assert broker_files(options.target) == before
 
 
+def test_a_plan_of_another_version_is_not_continued(options: ConvertOptions) -> None:
+    stop_in_the_middle(options)
+    plan = options.target / "delaywheel/staging/plan.json"
+    facts = json.loads(plan.read_bytes())
+    del facts["format"]
+    plan.write_text(json.dumps(facts))
+    with pytest.raises(PlanError, match=r"begun by another version; empty .* and begin anew"):
+        convert(options)
+
+
 def test_a_torn_plan_is_named_and_nothing_is_made_of_it(options: ConvertOptions) -> None:
     stop_in_the_middle(options)
     plan = options.target / "delaywheel/staging/plan.json"

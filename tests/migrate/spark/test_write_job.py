@@ -14,7 +14,7 @@ from message_store.base.errors import MigrationError, PlanError, SourceError, Ta
 from migrate.convert import convert
 from migrate.settings import ENGINES
 from migrate.source.topic_table import TopicCount, TopicTable
-from migrate.write.log_file import FileNote, Receipt, write_file
+from migrate.write.log_file import FileNote, SourceShare, write_file
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import options_for
 from tests.migrate.disk_watch import DiskWatch, watching
@@ -27,8 +27,8 @@ NOTE = FileNote(
     bad_count=1,
     log_crc=1,
     numbers_crc=2,
-    receipts=[
-        Receipt(
+    shares=[
+        SourceShare(
             source=1,
             log_bytes=900,
             bytes_read=99,
@@ -47,7 +47,7 @@ def test_a_note_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"{}", WRITTEN[:-5], b'{"receipts": []}']
+    "content", [b"", b"{", b"[]", b"null", b"{}", WRITTEN[:-5], b'{"shares": []}']
 )
 def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "note.json"

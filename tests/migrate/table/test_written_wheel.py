@@ -241,7 +241,7 @@ def test_of_two_writes_to_one_place_the_first_to_commit_wins(tmp_path: Path) -> 
 
 # --- stops ----------------------------------------------------------------------------------------
 
-STEPS = ("_write_log", "_write_index", "prepare_marker", "withdraw_marker", "seal", "finish_write")
+STEPS = ("_write_log", "write_index", "prepare_marker", "withdraw_marker", "seal", "finish_write")
 RENAMES = range(6)
 
 

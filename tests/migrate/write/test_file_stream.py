@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from message_store.base.errors import TargetError
-from migrate.write import row_output
-from migrate.write.row_output import FileStream, create_file
+from migrate.write import large_files
+from migrate.write.large_files import FileStream, create_file
 
 FILE_BYTES = 1 << 16
 
@@ -43,7 +43,7 @@ def test_parts_of_any_size_in_any_order_make_the_file(
     runs = list(itertools.pairwise(bounds))
     path = directory / f"{0:020d}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_output, "_STREAM_BYTES", 8192)
+        patch.setattr(large_files, "_STREAM_BYTES", 8192)
         for begin, end in reversed(runs) if backwards else runs:
             marks = sorted({begin, end, *(cut for cut in cuts if begin < cut < end)})
             pieces = [content[one:other] for one, other in itertools.pairwise(marks)]
@@ -63,7 +63,7 @@ def test_a_disk_that_cannot_write_directly_gets_the_same_bytes(
         return real_open(path, flags, mode)
 
     monkeypatch.setattr(os, "open", refuse_direct)
-    monkeypatch.setattr(row_output, "_STREAM_BYTES", 4096)
+    monkeypatch.setattr(large_files, "_STREAM_BYTES", 4096)
     content = bytes(range(256)) * 100
     stream_all(tmp_path / f"{0:020d}", 1000, [content])
     written = (tmp_path / f"{0:020d}").read_bytes()

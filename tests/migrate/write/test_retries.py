@@ -19,11 +19,14 @@ from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.plan.stored_plan import StoredPlan
+from migrate.plan.target_rows import TargetRows
 from migrate.settings import ENGINES, ConvertOptions, TargetSettings
 from migrate.spark import tasks as spark_tasks
 from migrate.verify.verify import verify
+from migrate.write.index_files import IndexStage
+from migrate.write.large_files import FileStream
 from migrate.write.log_file import FileWriter, write_file
-from migrate.write.row_output import FileStream
+from migrate.write.seal import seal
 from migrate.write.staging import Staging, clear_staging, write_note
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import build_level_store
@@ -196,6 +199,29 @@ def test_a_task_of_an_earlier_plan_that_starts_late_writes_nothing(
     monkeypatch.setattr("migrate.convert.write_logs", write_logs)
     convert(options)
     assert len(set(identities)) == 2
+    assert verify(options.source, options.target, spark=None).missing == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_attempt_at_an_index_file_that_comes_late_reaches_no_file_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    bad_store(tmp_path / "source")
+    options = options_for(tmp_path, on_bad_record="quarantine", to=engine)
+    known = seal
+
+    def late(rows: TargetRows, staging: Staging, *rest: Any) -> None:
+        def placed() -> dict[Path, int]:
+            below = [*staging.store.path.rglob("*"), *staging.tables.glob("*")]
+            return {path: path.stat().st_ino for path in below}
+
+        before, stage = placed(), IndexStage.of(rows, staging)
+        assert all(stage.write(file) for file in stage.files())
+        assert placed() == before
+        known(rows, staging, *rest)
+
+    monkeypatch.setattr("migrate.convert.seal", late)
+    convert(options)
     assert verify(options.source, options.target, spark=None).missing == 0
 
 

@@ -16,6 +16,7 @@ import pytest
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
+from migrate.write.large_files import write_sparse
 from migrate.write.publishing import (
     UNFINISHED_WHEEL,
     begin_publishing,
@@ -28,7 +29,6 @@ from migrate.write.publishing import (
     require_unused,
 )
 from migrate.write.room import free_bytes
-from migrate.write.row_output import write_sparse
 from migrate.write.staging import (
     Staging,
     clear_staging,

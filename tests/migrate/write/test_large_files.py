@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from message_store.base.errors import TargetError
-from migrate.write.row_output import FileStream, create_file, write_sparse
+from migrate.write.large_files import FileStream, create_file, write_sparse
 
 
 def test_a_large_file_takes_no_room_before_it_is_written(tmp_path: Path) -> None:

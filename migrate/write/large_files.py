@@ -26,9 +26,7 @@ def _take_buffer() -> mmap.mmap:
     """A buffer for two writes, its contents undefined; of huge pages, where there are any."""
     size_bytes = 2 * _STREAM_BYTES
     with suppress(IndexError):
-        while True:
-            if len(spare := _spare_buffers.pop()) == size_bytes:
-                return spare
+        return _spare_buffers.pop()
     fresh = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
         fresh.madvise(mmap.MADV_HUGEPAGE)
