@@ -49,6 +49,20 @@ class Mutation:
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
+        "unit-of-another-size-leads-to-a-record",
+        "legacy_levels/copies/kernels.py",
+        "    if load_i64(unit + _UNIT_OFFSET) != offset or load_i32(unit + _UNIT_SIZE) != size:",
+        "    if load_i64(unit + _UNIT_OFFSET) != offset:",
+        "tests/legacy_levels/backlog/test_log_notes.py::test_what_queues_lead_to_is_only_counted",
+    ),
+    Mutation(
+        "records-before-a-queue-are-not-missed",
+        "legacy_levels/backlog/log_tail.py",
+        "    return not len(units) or bool((others < units[\"commit_log_offset\"][0]).all())",
+        "    return True",
+        "tests/legacy_levels/backlog/test_log_notes.py::test_what_queues_lead_to_is_only_counted",
+    ),
+    Mutation(
         "numbers-of-an-attempt-unchecked",
         "migrate/write/log_file.py",
         "        if numbers_crc(plan.staging.attempt(note.attempt)) != note.numbers_crc:",

@@ -135,7 +135,7 @@ def read_backlog(
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, commit_log_file_bytes)
         table = _chosen_table(level_table, seen)
-        recovered = recover_entries(log, queues, tail, table, is_whole_log=whole_log)
+        recovered = recover_entries(log, queues, tail, table)
         entries = gather_entries(
             recovered.queues,
             recovered.missing,

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.backlog.queues import LevelQueue
-from legacy_levels.copies.log_notes import LogNotes, take_notes
+from legacy_levels.copies.log_notes import ExpectedUnits, LogNotes, take_notes
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
@@ -21,7 +21,7 @@ from message_store.reading.commit_log import (
     first_store_times,
     read_store_times,
 )
-from message_store.reading.consume_queue import is_filled, read_last_unit
+from message_store.reading.consume_queue import UnitArray, is_filled, read_last_unit
 
 _NEWEST_ENTRIES = 1_024
 
@@ -107,13 +107,15 @@ class LogTail:
     """The newest part of the log, of which the level queues may not know everything.
 
     ``missing`` are the level records that their queue does not know; ``newest_ms`` is when the
-    log's last record was stored.
+    log's last record was stored. ``damaged_levels``: where it is the whole log, those whose queue
+    is not that of its newest records; if there are none, ``notes`` lack what a queue leads to.
     """
 
     start: int
     notes: LogNotes
     missing: LogNotes
     newest_ms: int
+    damaged_levels: frozenset[int] = frozenset()
 
 
 def read_tail(
@@ -139,12 +141,38 @@ def read_tail(
         is_clean=store.was_stopped_cleanly,
         checkpoint_ms=checkpoint.recover_from_ms,
     )
+    damaged: frozenset[int] = frozenset()
     if whole_log:
         start = log.min_offset
-    notes = take_notes(log, start, known_end=indexed.log_offset)
+        expected = ExpectedUnits.of({queue.level - 1: _units_of(queue) for queue in queues})
+        notes = take_notes(log, start, known_end=indexed.log_offset, expected=expected)
+        damaged = frozenset(each.level for each in queues if not _is_whole(each, notes))
+    if damaged or not whole_log:
+        notes = take_notes(log, start, known_end=indexed.log_offset)
     return LogTail(
         start=start,
         notes=notes,
         missing=not_in_their_queue(notes, level_ends),
         newest_ms=max(notes.newest_store_ms, indexed.store_timestamp_ms),
+        damaged_levels=damaged,
     )
+
+
+def _units_of(queue: LevelQueue) -> UnitArray:
+    units: UnitArray = np.concatenate([queue.history.units, queue.entries.units])
+    return units
+
+
+def _is_whole(queue: LevelQueue, notes: LogNotes) -> bool:
+    """Whether the units of a queue are those of its newest records, and none lies before them; or
+    there are no records. ``notes`` are of the whole log, without those that a queue leads to.
+    """
+    units = _units_of(queue)
+    confirmed = int(notes.confirmed[queue.level - 1])
+    records = notes.level_records
+    others = records.commit_log_offset[records.queue_id == queue.level - 1]
+    if not confirmed and not len(others):
+        return True
+    if confirmed < len(units) or max(queue.stored_offset or 0, 0) < queue.queue_min:
+        return False
+    return not len(units) or bool((others < units["commit_log_offset"][0]).all())

@@ -21,7 +21,7 @@ from legacy_levels.neutral_units import is_neutral
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
-from message_store.reading.commit_log import Int32Array, Int64Array
+from message_store.reading.commit_log import Int64Array
 from message_store.reading.consume_queue import BoolArray, UnitArray
 
 _MOST_OF_AN_ORDINAL = 100
@@ -63,20 +63,16 @@ def recover_entries(
     queues: tuple[LevelQueue, ...],
     tail: LogTail,
     table: DelayLevels,
-    *,
-    is_whole_log: bool,
 ) -> RecoveredEntries:
     """Look for lost entries of the queues in ``tail``, if that is the whole log; else the queues
     stay as they are.
     """
-    records = tail.notes.level_records
-    levels = (records.queue_id + 1).astype(np.int32)
-    damaged: set[int] = set()
-    if is_whole_log:
-        damaged = {queue.level for queue in queues if not _is_whole(queue, records, levels)}
+    damaged = tail.damaged_levels
     if not damaged:
         none = attrs.evolve(tail.missing, rows=tail.missing.rows[:0])
         return RecoveredEntries(queues=queues, before=none, missing=tail.missing)
+    records = tail.notes.level_records
+    levels = records.queue_id + 1
     holes = _holes_of(log, tail.notes)
     made, before, mended, pointed = [], [records.rows[:0]], {}, [np.empty(0, np.int64)]
     for queue in queues:
@@ -96,22 +92,6 @@ def recover_entries(
         missing=attrs.evolve(missing, rows=missing.rows[~is_known]),
         mended={level: count for level, count in mended.items() if count},
     )
-
-
-def _is_whole(queue: LevelQueue, records: LogNotes, levels: Int32Array) -> bool:
-    """Whether the entries of a queue are those of its newest records, and none lies before them; or
-    there are none.
-    """
-    rows = np.flatnonzero(levels == queue.level)
-    if not len(rows):
-        return True
-    units: UnitArray = np.concatenate([queue.history.units, queue.entries.units])
-    if len(units) > len(rows) or max(queue.stored_offset or 0, 0) < queue.queue_min:
-        return False
-    newest = rows[len(rows) - len(units) :]
-    return np.array_equal(
-        units["commit_log_offset"], records.commit_log_offset[newest]
-    ) and np.array_equal(units["size_bytes"], records.size_bytes[newest])
 
 
 def _holes_of(log: SegmentReader, notes: LogNotes) -> _Holes:

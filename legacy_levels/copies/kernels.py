@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from message_store.format import properties as names
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import (
     MAGIC_V1,
     MAGIC_V2,
@@ -64,6 +65,12 @@ NOTE_COLUMNS = 9
 NAMES_NONE = -1
 NOTES, STOPPED_AT, WHY, NEWEST_MS = range(4)
 
+UNITS_AT, UNITS_END, NEXT_UNIT, CONFIRMED = range(4)
+"""Columns of what a queue leads one to expect, a row a queue id: the address of its units, in the
+order of the log; how many; the next one; how many records were where their unit says.
+"""
+EXPECTED_COLUMNS = 4
+
 SCRATCH_SLOTS = 1 << 14
 """Room for the names of one record's properties: more than twice as many as it can have."""
 assert SCRATCH_SLOTS > 2 * (PROPERTIES_MAX_BYTES // 4)
@@ -78,6 +85,9 @@ _MADE_ANEW = (names.CRC32, names.INNER_MULTI_DISPATCH, names.INNER_MULTI_QUEUE_O
 _ANEW_1, _ANEW_2, _ANEW_3 = (np.frombuffer(name.encode(), np.uint8) for name in _MADE_ANEW)
 _PAIR_ENDS, _NAME_ENDS = names.PROPERTY_SEPARATOR[0], names.NAME_VALUE_SEPARATOR[0]
 _DIGITS_MAX = 10
+_UNIT_BYTES = QUEUE_UNIT.size
+_UNIT_OFFSET = QUEUE_UNIT.offset_of("commit_log_offset")
+_UNIT_SIZE = QUEUE_UNIT.offset_of("size_bytes")
 
 
 @inline_kernel
@@ -212,15 +222,44 @@ def _kind_of(record: int, is_named: bool, parts: Any, spot: Any) -> int:
     return DELIVERED_COPY if is_named or _is_delivered(record, parts, spot) else 0
 
 
-@kernel("void(int64, int64, int64, int64, int64[:,::1], uint64[:,::1], int64[::1])")
+@inline_kernel
+def _is_confirmed(offset: int, size: int, queue_id: int, expected: Any) -> bool:
+    """Whether the next unit of its queue leads to a level record; the units before it are passed,
+    since no record is where they say.
+    """
+    if queue_id < 0 or queue_id >= len(expected):
+        return False
+    queue = expected[queue_id]
+    unit = queue[UNITS_AT] + queue[NEXT_UNIT] * _UNIT_BYTES
+    while queue[NEXT_UNIT] < queue[UNITS_END] and load_i64(unit + _UNIT_OFFSET) < offset:
+        queue[NEXT_UNIT] += 1
+        unit += _UNIT_BYTES
+    if queue[NEXT_UNIT] == queue[UNITS_END]:
+        return False
+    if load_i64(unit + _UNIT_OFFSET) != offset or load_i32(unit + _UNIT_SIZE) != size:
+        return False
+    queue[CONFIRMED] += 1
+    return True
+
+
+@kernel("void(int64, int64, int64, int64, int64[:,::1], int64[:,::1], uint64[:,::1], int64[::1])")
 def note_window(
-    buffer: int, length: int, base: int, file_room: int, notes: Any, scratch: Any, results: Any
+    buffer: int,
+    length: int,
+    base: int,
+    file_room: int,
+    expected: Any,
+    notes: Any,
+    scratch: Any,
+    results: Any,
 ) -> None:
     """Walk the whole records of a buffer; note those waiting in levels and those delivered.
 
-    ``notes`` has a row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are
-    only made of copies that name no record. ``results`` gets how many notes, where the walk
-    stopped, why (``log_kernels``), and the newest store time, 0 for none.
+    A level record that its queue's next unit in ``expected`` leads to is counted there and not
+    noted; it has rows of ``EXPECTED_COLUMNS``, or none where all are to be noted. ``notes`` has a
+    row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are only made of
+    copies that name no record. ``results`` gets how many notes, where the walk stopped, why
+    (``log_kernels``), and the newest store time, 0 for none.
     """
     parts = np.zeros(PARTS, np.int64)
     spot = np.zeros(1, np.int64)
@@ -235,19 +274,22 @@ def note_window(
         named = first_offset_at(record, base + place)
         is_named = named < base + place
         kind = _kind_of(record, is_named, parts, spot)
+        size, queue_id = load_i32(record + AT_SIZE), load_i32(record + AT_QUEUE_ID)
+        if kind == LEVEL_RECORD and _is_confirmed(base + place, size, queue_id, expected):
+            kind = 0
         if kind:
             note = notes[count]
             note[KIND] = kind
             note[OFFSET] = base + place
-            note[SIZE] = load_i32(record + AT_SIZE)
-            note[QUEUE_ID] = load_i32(record + AT_QUEUE_ID)
+            note[SIZE] = size
+            note[QUEUE_ID] = queue_id
             note[QUEUE_OFFSET] = load_i64(record + AT_QUEUE_OFFSET)
             note[STORE_MS] = store_time_at(record)
             note[NAMED] = named if is_named else NAMES_NONE
             if kind == DELIVERED_COPY and not is_named:
                 _note_digests(record, parts, scratch, spot, sums, note)
             count += 1
-        place += load_i32(record + AT_SIZE)
+        place += size
     results[NOTES], results[STOPPED_AT], results[WHY], results[NEWEST_MS] = (
         count,
         place,

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over a part of the log that notes level records and delivered copies."""
 
+from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 
 import attrs
 import numpy as np
 
 from legacy_levels.copies.kernels import (
+    CONFIRMED,
     DELIVERED_COPY,
     DIGEST_1,
     DIGEST_2,
+    EXPECTED_COLUMNS,
     KIND,
     LEVEL_RECORD,
     NAMED,
     NAMES_NONE,
     NEWEST_MS,
+    NEXT_UNIT,
     NOTE_COLUMNS,
     NOTES,
     OFFSET,
@@ -24,16 +29,20 @@ from legacy_levels.copies.kernels import (
     SIZE,
     STOPPED_AT,
     STORE_MS,
+    UNITS_AT,
+    UNITS_END,
     WHY,
     digest_records,
     note_window,
 )
+from message_store.base.parallel import parallel_map
 from message_store.files.segments import SegmentReader
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, LogWalk
-from message_store.reading.consume_queue import BoolArray
+from message_store.reading.consume_queue import BoolArray, UnitArray
 from message_store.redelivery.lineage import Names
 
 NoteArray = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -47,7 +56,8 @@ class LogNotes:
     """What one pass found: rows of ``copies.kernels`` columns in log order.
 
     ``log_end`` is where the last whole record ends, ``damaged_places`` where the pass had to look
-    for the next one.
+    for the next one. ``confirmed``: of each queue id, how many level records were not noted,
+    because the queue leads to them.
     """
 
     rows: NoteArray
@@ -55,6 +65,7 @@ class LogNotes:
     newest_store_ms: int = NO_TIME
     bytes_scanned: int = 0
     damaged_places: tuple[int, ...] = ()
+    confirmed: Int64Array = attrs.field(factory=lambda: np.empty(0, np.int64))
 
     def of_kind(self, kind: int) -> "LogNotes":
         """The notes of level records, or of delivered copies."""
@@ -118,17 +129,87 @@ class LogNotes:
         return self._names.are_done(offsets, offsets)
 
 
+@attrs.frozen(eq=False)
+class ExpectedUnits:
+    """What level queues say about the log: the units of each queue id.
+
+    Nothing is expected of a queue whose units do not lie in the order of the log.
+    """
+
+    units: tuple[UnitArray, ...]
+
+    @classmethod
+    def of(cls, units_of_queues: Mapping[int, UnitArray]) -> "ExpectedUnits":
+        """Of the units of these queue ids."""
+        none = np.empty(0, QUEUE_UNIT.dtype)
+        found = [none] * (max(units_of_queues, default=-1) + 1)
+        for queue_id, units in units_of_queues.items():
+            if (np.diff(units["commit_log_offset"].astype(np.int64)) > 0).all():
+                found[queue_id] = np.ascontiguousarray(units, QUEUE_UNIT.dtype)  # big-endian again
+        return cls(tuple(found))
+
+    def rows_from(self, offset: int) -> NoteArray:
+        """Rows for the kernel that begins to walk at this place of the log."""
+        rows = np.zeros((len(self.units), EXPECTED_COLUMNS), np.int64)
+        for row, units in zip(rows, self.units, strict=True):
+            begin = int(np.searchsorted(units["commit_log_offset"], offset))
+            row[[UNITS_AT, UNITS_END, NEXT_UNIT]] = address_of(units), len(units), begin
+        return rows
+
+
+NOTHING_EXPECTED = ExpectedUnits(())
+
+
 def take_notes(
-    reader: SegmentReader, from_offset: int, *, known_end: int = 0, stop_at: int = LONG_MAX
+    reader: SegmentReader,
+    from_offset: int,
+    *,
+    known_end: int = 0,
+    stop_at: int = LONG_MAX,
+    expected: ExpectedUnits = NOTHING_EXPECTED,
 ) -> LogNotes:
     """Note the level records and delivered copies of the log from one record's start to another's.
 
-    Below ``known_end`` damage is stepped over (``commit_log.LogWalk``).
+    Below ``known_end`` damage is stepped over (``commit_log.LogWalk``). A level record that a unit
+    in ``expected`` leads to is only counted. Files are walked through at once, a thread a core.
+    Raises SourceError.
     """
+    reader.grow()
+    starts = [each.start_offset for each in reader.segments]
+    borders = [from_offset, *(each for each in starts if from_offset < each < stop_at), stop_at]
+    if len(borders) == 2:
+        return _notes_of_file(reader, from_offset, known_end, stop_at, expected)
+
+    def note_one(stretch: tuple[int, int]) -> LogNotes:
+        with SegmentReader(reader.directory, reader.file_bytes) as own:
+            return _notes_of_file(own, stretch[0], known_end, stretch[1], expected)
+
+    stretches = list(pairwise(borders))
+    parts = parallel_map(note_one, stretches)
+    # A walk ends for good in the last file that has records, so that none is noted behind it.
+    ends = [
+        part.log_end
+        for part, (start, _) in zip(parts, stretches, strict=True)
+        if part.log_end > start
+    ]
+    return LogNotes(
+        np.concatenate([part.rows for part in parts]),
+        max(ends, default=from_offset),
+        max(part.newest_store_ms for part in parts),
+        sum(part.bytes_scanned for part in parts),
+        tuple(place for part in parts for place in part.damaged_places),
+        np.sum([part.confirmed for part in parts], axis=0),
+    )
+
+
+def _notes_of_file(
+    reader: SegmentReader, from_offset: int, known_end: int, stop_at: int, expected: ExpectedUnits
+) -> LogNotes:
     walk = LogWalk(reader, known_end=known_end)
     scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
     notes = np.zeros((0, NOTE_COLUMNS), np.int64)
     results = np.zeros(4, np.int64)
+    queues = expected.rows_from(from_offset)
     kept: list[NoteArray] = []
     newest_ms = NO_TIME
 
@@ -137,7 +218,7 @@ def take_notes(
         capacity = length // SMALLEST_RECORD_BYTES + 1
         if len(notes) < capacity:
             notes = np.zeros((capacity, NOTE_COLUMNS), np.int64)
-        note_window(address, length, base, room, notes, scratch, results)
+        note_window(address, length, base, room, queues, notes, scratch, results)
         kept.append(notes[: results[NOTES]].copy())
         if results[STOPPED_AT]:
             newest_ms = max(newest_ms, int(results[NEWEST_MS]))
@@ -145,7 +226,9 @@ def take_notes(
 
     log_end = walk.run(from_offset, visit, stop_at=stop_at)
     rows = np.concatenate(kept) if kept else notes
-    return LogNotes(rows, log_end, newest_ms, walk.bytes_scanned, tuple(walk.damaged_places))
+    damaged = tuple(walk.damaged_places)
+    confirmed = queues[:, CONFIRMED]
+    return LogNotes(rows, log_end, newest_ms, walk.bytes_scanned, damaged, confirmed)
 
 
 def digest_level_records(

@@ -135,7 +135,7 @@ class DigestJobs:
             path = None
             if directory is not None and len(content) > _INLINE_BYTES:
                 path = directory / f"{side.side}-{first}"
-                replace_file(path, content, mode=PRIVATE_MODE)
+                replace_file(path, content, mode=PRIVATE_MODE, is_durable=False)
             yield DigestTask(
                 side=side.side,
                 commit_log=side.commit_log.absolute(),

@@ -13,6 +13,7 @@ from legacy_levels.copies.kernels import (
     DELIVERED_COPY,
     DIGEST_1,
     DIGEST_2,
+    EXPECTED_COLUMNS,
     KIND,
     LEVEL_RECORD,
     NAMED,
@@ -80,7 +81,8 @@ def notes_of(*records: RawRecord) -> Any:
     notes = np.zeros((len(records), NOTE_COLUMNS), np.int64)
     scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
     found = np.zeros(4, np.int64)
-    note_window(address_of(buffer), len(data), 0, len(data), notes, scratch, found)
+    expected = np.zeros((0, EXPECTED_COLUMNS), np.int64)
+    note_window(address_of(buffer), len(data), 0, len(data), expected, notes, scratch, found)
     assert found[1] == len(data)
     return notes[: found[0]]
 

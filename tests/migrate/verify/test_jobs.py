@@ -207,9 +207,9 @@ def test_entries_are_laid_down_in_the_scratch_directory(
     monkeypatch.setattr(verify_jobs, "_INLINE_BYTES", 500)
     seen: list[Path] = []
 
-    def lay_down(path: Path, content: bytes, *, mode: int) -> None:
+    def lay_down(path: Path, content: bytes, *, mode: int, is_durable: bool) -> None:
         seen.append(path)
-        replace_file(path, content, mode=mode)
+        replace_file(path, content, mode=mode, is_durable=is_durable)
 
     monkeypatch.setattr(verify_jobs, "replace_file", lay_down)
     scratch = tmp_path / "scratch"
