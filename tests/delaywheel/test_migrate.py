@@ -15,7 +15,8 @@ from migrate.convert import convert
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.migrate.conversions import options_for
-from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+from tests.migrate.in_place_stores import do, tree
+from tests.migrate.stops import Stopped, stopping_before
 
 NOW_MS = T0 + 500
 ITEMS = [
@@ -131,7 +132,7 @@ def test_retire_shows_a_plan_and_then_does_it(store: Path) -> None:
 
 
 def test_an_unfinished_run_says_so(store: Path) -> None:
-    with pytest.raises(Stopped), stopping_before(store, 25):
+    with pytest.raises(Stopped), stopping_before(store, 60):
         do(store, NOW_MS)
     result = in_place(store)
     assert "a run was stopped that converts 4 of 4" in result.stdout

@@ -30,7 +30,8 @@ from migrate.verify.verify import verify
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.migrate.conversions import options_for
-from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+from tests.migrate.in_place_stores import do, tree
+from tests.migrate.stops import Stopped, stopping_before
 
 NOW_MS = T0 + 500
 ITEMS = [LevelMessage(level=3), LevelMessage(level=3), LevelMessage(level=5)]

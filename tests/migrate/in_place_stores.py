@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 
 from migrate.in_place.convert import convert_in_place
 from migrate.in_place.plan import InPlaceReport
@@ -80,40 +77,6 @@ def timer_records(store: Path) -> list[Appended]:
         assert "DELAY" not in record.effective
         found.append(Appended(index, unit.commit_log_offset, record))
     return found
-
-
-@contextlib.contextmanager
-def stopping_before(root: Path, number: int) -> Iterator[list[str]]:
-    """Every change below ``root`` from this one on (counted from 0) raises; gives those done."""
-    done: list[str] = []
-    real_open = os.open
-
-    def below(given: object) -> bool:
-        if isinstance(given, int):
-            given = os.readlink(f"/proc/self/fd/{given}")
-        return Path(os.fspath(given)).is_relative_to(root)  # type: ignore[call-overload]
-
-    def step(name: str, real: Callable[..., Any], where: Any, *given: Any, **options: Any) -> Any:
-        if below(where):
-            if len(done) >= number:
-                raise Stopped
-            done.append(f"{name} {where} {given[:1]}"[:200])
-        return real(where, *given, **options)
-
-    def counted(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
-        return lambda where, *given, **options: step(name, real, where, *given, **options)
-
-    def make_or_open(path: Any, flags: int, *more: Any, **options: Any) -> Any:
-        if flags & os.O_CREAT and not os.path.lexists(path):
-            return step("open", real_open, path, flags, *more, **options)
-        return real_open(path, flags, *more, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("replace", "pwrite", "ftruncate", "unlink", "mkdir", "rmdir"):
-            patch.setattr(os, name, counted(name))
-        patch.setattr(os, "open", make_or_open)
-        yield done
 
 
 def offsets_text(offsets: Sequence[tuple[int, int]]) -> bytes:

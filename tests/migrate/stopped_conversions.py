@@ -5,21 +5,17 @@ nothing stops it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from migrate.convert import convert
 from migrate.settings import WHEEL, ConvertOptions
 from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.migrate.conversions import broker_files, options_for
+from tests.migrate.stops import Stopped
 
 MARKER = "delaywheel/conversion.json"
 
@@ -29,10 +25,6 @@ ITEMS: list[Item] = [
     LevelMessage(level=3, without=["REAL_TOPIC"]),
     LevelMessage(level=18, topic="TopicB"),
 ]
-
-
-class Stopped(BaseException):
-    """The process ends here, as far as the code under test can tell."""
 
 
 def stopping_at(stage: str) -> Callable[[str, int, int], None]:
@@ -45,30 +37,6 @@ def stopping_at(stage: str) -> Callable[[str, int, int], None]:
             raise Stopped
 
     return stop
-
-
-OPERATIONS = ("replace", "pwrite", "ftruncate", "unlink")
-"""All that changes what is there; directories come and go with the files in them."""
-
-
-@contextlib.contextmanager
-def stopping_before(number: int) -> Iterator[list[str]]:
-    """Every change of the disk from this one on (counted from 0) raises; gives those done."""
-    done: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name in OPERATIONS:
-            patch.setattr(os, name, _counted(getattr(os, name), done, number))
-        yield done
-
-
-def _counted(operation: Callable[..., Any], done: list[str], number: int) -> Callable[..., Any]:
-    def step(*arguments: Any, **options: Any) -> Any:
-        if len(done) >= number:
-            raise Stopped
-        done.append(f"{operation.__name__}{arguments[:1]}")
-        return operation(*arguments, **options)
-
-    return step
 
 
 def asked_merge(

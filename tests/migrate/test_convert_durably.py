@@ -16,7 +16,8 @@ from migrate.report.finished_target import WRITTEN_NAME
 from migrate.report.marker import CONVERSION_NAME
 from migrate.settings import HIERARCHY, WHEEL
 from tests.migrate.disk_watch import DiskWatch, watching
-from tests.migrate.stopped_conversions import MARKER, Stopped, made_merge, stopping_at
+from tests.migrate.stopped_conversions import MARKER, made_merge, stopping_at
+from tests.migrate.stops import Stopped
 from tests.migrate.written_wheels import messages, write
 
 

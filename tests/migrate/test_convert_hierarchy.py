@@ -30,7 +30,8 @@ from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, SMALL, options_for
-from tests.migrate.stopped_conversions import Stopped, staged_of, stopping_before
+from tests.migrate.stopped_conversions import staged_of
+from tests.migrate.stops import Stopped, stopping_before
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.index_layouts import HOURS, IDS
 from timer_wheel.hierarchy.index_db import IndexDb
@@ -186,7 +187,7 @@ def test_a_conversion_that_was_stopped_ends_in_the_same_store(
     for number in itertools.count(step, step):
         shutil.rmtree(options.target, ignore_errors=True)
         try:
-            with stopping_before(number):
+            with stopping_before(options.target, number):
                 convert(options)
         except Stopped:
             pass
@@ -222,7 +223,7 @@ def test_tables_that_were_lost_are_written_again(
 
 
 def test_a_target_that_was_begun_for_another_engine_is_refused(options: ConvertOptions) -> None:
-    with stopping_before(40), pytest.raises(Stopped):
+    with stopping_before(options.target, 40), pytest.raises(Stopped):
         convert(options)
     with pytest.raises(Exception, match="was begun from something else"):
         convert(attrs.evolve(options, to="wheel"))
@@ -369,7 +370,7 @@ def test_in_place_there_is_no_choice(options: ConvertOptions) -> None:
 
 
 def test_an_unfinished_target_is_no_store(options: ConvertOptions) -> None:
-    with stopping_before(40), pytest.raises(Stopped):
+    with stopping_before(options.target, 40), pytest.raises(Stopped):
         convert(options)
     with pytest.raises(SourceError):
         HierarchicalWheelStore.open(options.target)

@@ -24,13 +24,13 @@ from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, broker_files, checked_target, options_for
 from tests.migrate.stopped_conversions import (
     ITEMS,
-    Stopped,
     made,
     never_stopped,
     notes_of,
     staged_of,
     stopping_at,
 )
+from tests.migrate.stops import Stopped
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

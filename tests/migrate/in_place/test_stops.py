@@ -23,14 +23,8 @@ from tests.independent.level_store_builder import (
     OrdinaryMessage,
     build_level_store,
 )
-from tests.migrate.in_place_stores import (
-    Stopped,
-    do,
-    plan,
-    stopping_before,
-    timer_records,
-    tree,
-)
+from tests.migrate.in_place_stores import do, plan, timer_records, tree
+from tests.migrate.stops import Stopped, stopping_before
 
 NOW_MS = T0 + 500
 ITEMS: list[Item] = [

@@ -25,7 +25,8 @@ from migrate.quarantine.restore import DONE, PLANNED, RestoreOptions, RestoreRep
 from migrate.write.staging import sole_writer
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
-from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+from tests.migrate.in_place_stores import do, tree
+from tests.migrate.stops import Stopped, stopping_before
 from timer_wheel.wheel.store import WheelStore
 
 STORED_MS = NOW_MS - 60_000

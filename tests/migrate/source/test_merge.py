@@ -41,7 +41,8 @@ from tests.migrate.conversions import (
     checked_target,
     options_for,
 )
-from tests.migrate.stopped_conversions import Stopped, stopping_at
+from tests.migrate.stopped_conversions import stopping_at
+from tests.migrate.stops import Stopped
 from timer_wheel import HierarchicalWheelStore
 
 NAMES = ("north", "south", "west")

@@ -22,14 +22,8 @@ from migrate.settings import ConvertOptions
 from migrate.table.wheel_commit import begin_write, commit_rows
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import broker_files
-from tests.migrate.stopped_conversions import (
-    MARKER,
-    Stopped,
-    made,
-    made_merge,
-    never_stopped,
-    stopping_before,
-)
+from tests.migrate.stopped_conversions import MARKER, made, made_merge, never_stopped
+from tests.migrate.stops import Stopped, stopping_before
 from tests.migrate.written_wheels import assert_holds, messages, run_for, staged, write
 from timer_wheel.wheel.store import WheelStore
 
@@ -92,7 +86,7 @@ def stop_then_use(
     for number in itertools.count(1, step):
         shutil.rmtree(target, ignore_errors=True)
         try:
-            with stopping_before(number) as done:
+            with stopping_before(target, number) as done:
                 command()
         except Stopped:
             pass
@@ -159,7 +153,7 @@ def test_a_store_that_was_being_replaced_and_came_to_life_is_not_replaced(
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(old, target)
         try:
-            with stopping_before(number) as done:
+            with stopping_before(target, number) as done:
                 command()
         except Stopped:
             come_to_life(target)
@@ -182,7 +176,7 @@ def test_a_write_that_was_stopped_while_it_replaced_a_store_can_be_done_again(
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(old, target)
         try:
-            with stopping_before(number):
+            with stopping_before(target, number):
                 write(target, [messages(5)], overwrite=True)
         except Stopped:
             write(target, [messages(5)], overwrite=True, name="again")
@@ -278,7 +272,7 @@ def test_a_target_whose_lock_is_held_is_refused(
 def test_a_stub_that_was_taken_away_alone_is_put_back(tmp_path: Path) -> None:
     options = made(tmp_path)
     right = never_stopped(tmp_path)
-    with pytest.raises(Stopped), stopping_before(20):
+    with pytest.raises(Stopped), stopping_before(options.target, 20):
         convert(options)
     os.unlink(options.target / "timerwheel")
     convert(options)

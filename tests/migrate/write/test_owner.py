@@ -25,7 +25,7 @@ from migrate.write.staging import Staging, clear_staging
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.migrate.conversions import options_for
-from tests.migrate.stopped_conversions import Stopped
+from tests.migrate.stops import Stopped
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversion that ends before one of its changes to the disk, whichever: the same command makes
+of it what it would have come to without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store.base.errors import TargetError
+from migrate.convert import convert, convert_merged
+from migrate.settings import ConvertOptions
+from tests.migrate.conversions import broker_files
+from tests.migrate.stopped_conversions import MARKER, made_merge
+from tests.migrate.stops import Stopped, stopping_before
+
+Command = Callable[[Path], object]
+
+
+def of_one(members: Sequence[ConvertOptions]) -> Command:
+    return lambda target: convert(attrs.evolve(members[0], target=target))
+
+
+def of_all(members: Sequence[ConvertOptions]) -> Command:
+    return lambda target: convert_merged([attrs.evolve(each, target=target) for each in members])
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, 9, 3),
+        *(pytest.param(number, marks=pytest.mark.nightly) for number in range(9) if number % 3),
+    ],
+)
+@pytest.mark.parametrize("shape", ["one store", "two stores", "a second plan"])
+def test_a_conversion_that_ends_before_any_change_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, first: int
+) -> None:
+    members = made_merge(tmp_path, 2)
+    command = of_all(members) if shape == "two stores" else of_one(members)
+    if shape == "a second plan":
+        monkeypatch.setattr("migrate.plan.plan.RESERVE_MAX", 0)
+    command(tmp_path / "right")
+    right, target = broker_files(tmp_path / "right"), tmp_path / "target"
+    stops = 0
+    for number in itertools.count(first, 9):
+        shutil.rmtree(target, ignore_errors=True)
+        try:
+            with stopping_before(target, number) as done:
+                command(target)
+        except Stopped:
+            stops += 1
+        else:
+            break
+        if (target / MARKER).exists():
+            with pytest.raises(TargetError, match="already holds a finished conversion"):
+                command(target)
+        else:
+            command(target)
+        assert broker_files(target) == right, (number, done[-2:])
+        assert not (target / "delaywheel/staging").exists(), (number, done[-2:])
+    assert stops > 20
