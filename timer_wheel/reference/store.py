@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ReferenceWheelStore``: the reference wheel as an engine, on the files of a store.
+
+It takes messages in as ``WheelStore`` does, and delivers them by ``TimerMessageStore``, one at a
+time, in a broker's ways. It is for reading, for stepping, and as the oracle of ``WheelStore``; it
+is slow. A kill delivers again what was delivered since the last flush, and a message that the disk
+refuses three times is lost: so brokers do.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from message_store.base.clock import Clock
+from message_store.base.errors import UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.message import StoredMessage
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.interface.finding_rules import worst_first
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.findings import queue_findings
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
+from timer_wheel.format.timer_log import FLAG_DELETE
+from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.reading.ownership import read_active
+from timer_wheel.reading.timeline import refuse_waiting_timeline
+from timer_wheel.reference.files import (
+    CheckFileOfStore,
+    LogOfUnits,
+    MetricsOfStore,
+    QueueOfStore,
+    RecordsOfStore,
+    SlotsOfWheel,
+    promised_ms,
+)
+from timer_wheel.reference.protocol import StoreFiles, TimerConfig
+from timer_wheel.timer_message_store import AbstractStateService, TimerMessageStore
+from timer_wheel.timers.intake import TimerIntake
+from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.pending import Filter, pending_of
+from timer_wheel.timers.recall import Target
+from timer_wheel.timers.store import TimerStore, made_or_let_go
+from timer_wheel.wheel.settings import WheelSettings
+
+_DEFAULTS = StoreSettings()
+
+
+class TurnClock:
+    """The clock of a store, but for while it is turned: then it shows the time that is asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turned_ms: int | None = None
+
+    def now_ms(self) -> int:
+        """The time, epoch milliseconds."""
+        return self._clock.now_ms() if self._turned_ms is None else self._turned_ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Come back when so much time has passed."""
+        self._clock.sleep_ms(duration_ms)
+
+    @contextmanager
+    def turned_to(self, now_ms: int) -> Iterator[None]:
+        """Show this time meanwhile."""
+        self._turned_ms = now_ms
+        try:
+            yield
+        finally:
+            self._turned_ms = None
+
+
+class ReferenceIntake(TimerIntake):
+    """Stores messages and delete markers. What is due when it is stored gets a slot that is over:
+    the services hand it on without a unit. (A broker stores it in its own topic, without a wheel.)
+    """
+
+    def _overdue_out_ms(self, now_ms: int) -> int:
+        precision_ms = self.settings.precision_ms
+        return max(floor_ms(now_ms, precision_ms) - precision_ms, 0)
+
+    def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
+        """No slot holds too much here."""
+
+
+class ReferenceWheelStore(TimerStore):
+    """``DelayStore`` by RocketMQ's own algorithm. Made by ``open``. ``timers`` is the algorithm,
+    for whoever wants to step it; ``advance`` steps it until it waits for the clock.
+    """
+
+    def __init__(self, store: LiveStore, settings: WheelSettings) -> None:
+        self.settings = settings
+        root, precision_ms = store.root, settings.precision_ms
+        self._log = LogOfUnits(root, store.settings.timer_log_file_bytes)
+        self._wheel = SlotsOfWheel(root, precision_ms)
+        self._turns = TurnClock(store.clock)
+        self._records = RecordsOfStore(store, self._turns, precision_ms)
+        self._metrics = MetricsOfStore(root)
+        queue = store.queue(TIMER_TOPIC, 0)
+        self._queue = QueueOfStore(queue)
+        config = TimerConfig(precision_ms, settings.roll_window_slots, store.dialect)
+        check_file = CheckFileOfStore(root)
+        files = StoreFiles(
+            self._queue, self._records, self._log, self._wheel, check_file, self._metrics
+        )
+        self.timers = TimerMessageStore(config, self._turns, files)
+        self.timers.load()
+        self.timers.start()
+        super().__init__(store, ReferenceIntake(store, queue, settings))
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        levels: DelayLevels | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_5_5,
+        settings: StoreSettings = _DEFAULTS,
+        precision_ms: int = 1000,
+        **wheel: Any,
+    ) -> "ReferenceWheelStore":
+        """Open the store at ``path``, and make it when nothing is there. ``wheel`` takes what
+        ``WheelSettings`` has. A precision that is not that of the wheel loses messages, as in a
+        broker. Raises as ``WheelStore.open``, and UnsupportedStoreError for a hierarchical wheel's.
+        """
+        root = StoreRoot(Path(path))
+        refuse_waiting_timeline(root)
+        if read_active(root) is not None:
+            raise UnsupportedStoreError(f"{path}: the store of a hierarchical wheel")
+        store = LiveStore.open(
+            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+        )
+        wanted = WheelSettings(precision_ms=precision_ms, **wheel)
+        return made_or_let_go(store, lambda: cls(store, wanted))
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _place_queued(self) -> None:
+        """Let the first two services work, until they wait."""
+        run_until_idle(self.timers.services[:2])
+
+    def _turn(self, now_ms: int) -> LogDeliveries:
+        """Step all services until each waits for the clock. A time before the last is none."""
+        if floor_ms(now_ms, self.timers.precision_ms) >= self.timers.curr_write_time_ms:
+            with self._turns.turned_to(now_ms):
+                run_until_idle(self.timers.services)
+        puts = self._records.take_delivered()
+        columns = zip(*(attrs.astuple(put) for put in puts), strict=True) if puts else ((), (), ())
+        offsets, sizes, promised = columns
+        return LogDeliveries(self._store, offsets, sizes, promised)
+
+    def _clean(self, now_ms: int) -> None:
+        first = self._store.first_record(LEVEL_TOPIC)
+        keep_from = min([first, *(message.commit_log_offset for message, _ in self._messages())])
+        if self._store.clean(now_ms, keep_from, self.timers.flush):
+            self._log.delete_expired(self._store.log.min_offset)
+
+    def _find_next_due(self) -> int | None:
+        unplaced = [promised_ms(m, self.timers.precision_ms) for m in self._without_units()]
+        if self._log.has_deletes:
+            return min([*unplaced, *(due_ms for _, due_ms in self._messages())], default=None)
+        slots = self._wheel.times_from(self.timers.curr_read_time_ms)
+        first = [time_ms + self.timers.precision_ms for time_ms in (next(slots, None),) if time_ms]
+        return min([*unplaced, *first], default=None)
+
+    # --- what waits -------------------------------------------------------------------------------
+
+    def _without_units(self) -> Iterator[StoredMessage]:
+        """What the services have in hand, and what of the queue they have not read."""
+        timers = self.timers
+        for request in [*timers.dequeue_put_queue, *timers.enqueue_put_queue]:
+            if request.msg is not None:
+                yield request.msg
+        for offset in range(timers.curr_queue_offset, self._queue.max_offset):
+            unit = self._queue.unit(offset)
+            message = None if unit is None else self._records.get_message(*unit)
+            if message is not None and names.TIMER_OUT_MS in message.properties:
+                yield message
+
+    def _on_wheel(self) -> Iterator[tuple[StoredMessage, int]]:
+        """The records of all units, slot by slot and oldest first, with their flags."""
+        for time_ms in [*self._wheel.times_from(self.timers.curr_read_time_ms)]:
+            chain, position = [], self._wheel.get_slot(time_ms).last_pos
+            while position != -1 and (unit := self._log.get_timer_message(position)) is not None:
+                chain.append(unit)
+                position = unit["previous_position"]
+            for unit in reversed(chain):
+                place = unit["commit_log_offset"], unit["record_size_bytes"]
+                message = self._records.get_message(*place)
+                if message is not None:
+                    yield message, unit["magic"]
+
+    def _messages(self) -> Iterator[tuple[StoredMessage, int]]:
+        """Every message that waits and that no marker takes, and when it will be delivered."""
+        precision_ms = self.timers.precision_ms
+        found = [(message, 0) for message in self._without_units()] + [*self._on_wheel()]
+        marked = {
+            (message.properties[names.TIMER_DELETE_UNIQUE_KEY], promised_ms(message, precision_ms))
+            for message, _ in found
+            if names.TIMER_DELETE_UNIQUE_KEY in message.properties
+        }
+        for message, flags in found:
+            if flags & FLAG_DELETE or names.TIMER_DELETE_UNIQUE_KEY in message.properties:
+                continue
+            due_ms = promised_ms(message, precision_ms)
+            key = self.timers.build_delete_key(message.real_topic, message.unique_key or "")
+            if (key, due_ms) not in marked:
+                yield message, due_ms
+
+    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+        for message, due_ms in self._messages():
+            after, before = wanted.due_after_ms, wanted.due_before_ms
+            is_in_time = (after is None or after <= due_ms) and (before is None or due_ms < before)
+            if is_in_time and wanted.passes(message):
+                yield pending_of(message, due_ms, self._size_of(message))
+
+    def _size_of(self, message: StoredMessage) -> int:
+        head = self._store.log.head(message.commit_log_offset)
+        return 0 if head is None else head["size_bytes"]
+
+    # --- taking back ------------------------------------------------------------------------------
+
+    def _may_be_a_marker(self) -> None:
+        """A marker is told by its unit."""
+
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        """Store a delete marker: it takes what has its key and slot, also what comes later."""
+        for message, due_ms in self._messages():
+            if self._is_named(message, due_ms, handle):
+                self._knows_next_due = False
+                with self._store.all_or_broken():
+                    target = Target(message, due_ms - self.timers.precision_ms, (0, 0))
+                    self._intake.recall(target, self._clock.now_ms())
+                self._place_queued()
+                return Cancellation.CANCELLED
+        return self._fate(handle)
+
+    def _is_named(self, message: StoredMessage, due_ms: int, handle: RecallHandle) -> bool:
+        is_it = (message.unique_key, message.real_topic) == (handle.unique_key, handle.topic)
+        brokers_ms = due_ms - self.timers.precision_ms + 1
+        return is_it and handle.due_ms in (due_ms, brokers_ms)
+
+    def _fate(self, handle: RecallHandle) -> Cancellation:
+        """What became of a message that does not wait, by all records of the timer queue."""
+        outcome = Cancellation.NEVER_EXISTED
+        for offset in range(self._queue.min_offset, self._queue.max_offset):
+            unit = self._queue.unit(offset)
+            message = None if unit is None else self._records.get_message(*unit)
+            if message is None or names.TIMER_OUT_MS not in message.properties:
+                continue
+            if self._is_named(message, promised_ms(message, self.timers.precision_ms), handle):
+                if names.TIMER_DELETE_UNIQUE_KEY in message.properties:
+                    return Cancellation.CANCELLED
+                outcome = Cancellation.ALREADY_DELIVERED
+        return outcome
+
+    # --- health and the end -----------------------------------------------------------------------
+
+    def _lost(self) -> LostMessages:
+        return LostMessages(self._store.root)
+
+    def _findings(self) -> list[Finding]:
+        return worst_first([*self._lost().findings(), *queue_findings(self._store)])
+
+    def _flush(self) -> None:
+        store = self._store
+        store.sync_log()
+        store.sync_queues()
+        with self._use():
+            self.timers.flush()
+            self._metrics.persist(self.timers.timer_checkpoint.counter, self._clock.now_ms())
+        store.write_topics()
+        store.write_checkpoint(durably=True)
+
+    def _end(self) -> None:
+        self._place_queued()
+        self.timers.shutdown()
+
+    def _let_go(self) -> None:
+        self._log.close()
+        self._wheel.close()
+
+
+def run_until_idle(services: Iterable[AbstractStateService]) -> None:
+    """Step services, again and again, until each of them waits for the clock."""
+    services = tuple(services)
+    while any([_was_busy(service) for service in services]):  # noqa: C419, each is to be stepped
+        pass
+
+
+def _was_busy(service: AbstractStateService) -> bool:
+    was_busy = False
+    while service.step() == 0:
+        was_busy = True
+    return was_busy
