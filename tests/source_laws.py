@@ -29,7 +29,9 @@ ROOMS = {
         ("writing",), ("intake", "redelivery"), ("memory",),
     ),
     "legacy_levels": (("copies",), ("backlog",), ("engine", "generate")),
-    "timer_wheel": (("format",), ("reading",), ("timers",), ("wheel", "hierarchy"), ("handover",)),
+    "timer_wheel": (
+        ("format",), ("reading",), ("timers",), ("wheel", "hierarchy"), ("handover", "reference"),
+    ),
 }  # fmt: skip
 #: The one room that those below call: a wheel and a hierarchy know each other through it alone.
 HANDS_OVER = "timer_wheel.handover"

@@ -57,6 +57,19 @@ def open_hierarchy(path: Path, clock: Clock, settings: RaceSettings) -> DelaySto
     )
 
 
+def open_reference_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """RocketMQ's algorithm of the timer wheel, one message at a time."""
+    from timer_wheel.reference.store import ReferenceWheelStore
+
+    return ReferenceWheelStore.open(
+        path,
+        clock=clock,
+        precision_ms=settings.precision_ms,
+        settings=_store_settings(settings),
+        max_delay_ms=settings.max_delay_ms,
+    )
+
+
 def open_memory(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The model in memory: nothing on the disk, nothing left after a kill."""
     from message_store.memory.store import MemoryStore
@@ -81,6 +94,7 @@ ENGINES: dict[str, Engine] = {
     "levels": Engine(open_levels),
     "wheel": Engine(open_wheel),
     "hierarchy": Engine(open_hierarchy),
+    "reference-wheel": Engine(open_reference_wheel),
     "memory": Engine(open_memory, has_files=False),
 }
 

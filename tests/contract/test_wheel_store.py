@@ -16,6 +16,7 @@ from tests.contract.durable_store_contract import DurableStoreContract
 from tests.independent.raw_files import queue_units, record_at
 from tests.independent.raw_records import RawRecord
 from timer_wheel import WheelStore
+from timer_wheel.timers.store import TimerStore
 from timer_wheel.wheel import waiting
 
 DAY_MS = 86_400_000
@@ -65,7 +66,7 @@ class Wheel(DelayStoreContract):
 
     def consumed(self, store: DelayStore, topic: str, queue_id: int = 0) -> list[StoredMessage]:
         """All messages of a queue, read around the store."""
-        assert isinstance(store, WheelStore)
+        assert isinstance(store, TimerStore)
         root = store.live.root.path
         units = queue_units(root / "consumequeue" / topic / str(queue_id))
         log = root / "commitlog"

@@ -57,6 +57,8 @@ from timer_wheel.format.wheel_file import SLOT, WHEEL_FILE_BYTES, read_slots
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, slot_index
 from timer_wheel.reference.protocol import MessageExtBrokerInner, PutMessageStatus, Slot
 
+_NO_SLOT = Slot()
+
 
 @attrs.frozen(eq=False)
 class QueueOfStore:
@@ -263,9 +265,10 @@ class SlotsOfWheel:
 
     def get_slot(self, time_ms: int) -> Slot:
         """The slot that holds this time; an empty one where its index holds another time."""
-        slot = self._slots.get(slot_index(time_ms, self._precision_ms))
-        if slot is None or slot.time_ms != floor_ms(time_ms, self._precision_ms):
-            return Slot()
+        units = time_ms // self._precision_ms
+        slot = self._slots.get(units % WHEEL_SLOTS)
+        if slot is None or slot.time_ms != units * self._precision_ms:
+            return _NO_SLOT
         return slot
 
     def put_slot(self, time_ms: int, first_pos: int, last_pos: int, num: int, magic: int) -> None:

@@ -126,7 +126,7 @@ class ReferenceWheelStore(TimerStore):
         levels: DelayLevels | None = None,
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
-        precision_ms: int = 1000,
+        rules: WheelSettings | None = None,
         **wheel: Any,
     ) -> "ReferenceWheelStore":
         """Open the store at ``path``, and make it when nothing is there. ``wheel`` takes what
@@ -140,7 +140,7 @@ class ReferenceWheelStore(TimerStore):
         store = LiveStore.open(
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )
-        wanted = WheelSettings(precision_ms=precision_ms, **wheel)
+        wanted = attrs.evolve(rules or WheelSettings.of_broker("5.5.0"), **wheel)
         return made_or_let_go(store, lambda: cls(store, wanted))
 
     # --- time -------------------------------------------------------------------------------------
@@ -283,7 +283,9 @@ class ReferenceWheelStore(TimerStore):
         store.write_checkpoint(durably=True)
 
     def _end(self) -> None:
-        self._place_queued()
+        """Put what was overdue, or the checkpoint may not name what lies behind it in the queue."""
+        enqueue_put, enqueue_get, *_, dequeue_put = self.timers.services
+        run_until_idle((enqueue_put, enqueue_get, dequeue_put))
         self.timers.shutdown()
 
     def _let_go(self) -> None:

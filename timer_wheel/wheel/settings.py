@@ -3,17 +3,22 @@
 ones.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
+from message_store.base.errors import UnsupportedStoreError
 from message_store.format.java_numbers import INT_MAX
 from timer_wheel.format.wheel_math import (
     DAY_MS,
+    DEFAULT_PRECISION_MS,
     DEFAULT_ROLL_WINDOW_SLOTS,
     PRECISIONS_MS,
     effective_roll_window,
 )
+
+BROKERS = ("5.3.3", "5.4.0", "5.5.0")
+"""The versions whose defaults are ours; between them no default of a wheel's settings changed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,3 +50,16 @@ class WheelSettings:
     on_precision_change: Literal["refuse", "rebuild"] = attrs.field(
         default="refuse", validator=attrs.validators.in_(("refuse", "rebuild"))
     )
+
+    @classmethod
+    def of_broker(cls, version: str, **set_there: Any) -> "WheelSettings":
+        """The settings of a stock broker, `5.3.3`, `5.4.0` or `5.5.0`, less what ``set_there`` says
+        that its configuration has otherwise: the one name for "as a broker does it".
+
+        Give the store ``StoreSettings(repeat_after_kill=True)`` and the dialect of that version as
+        well. Raises UnsupportedStoreError for other versions.
+        """
+        if version not in BROKERS:
+            known = ", ".join(BROKERS)
+            raise UnsupportedStoreError(f"wheels of RocketMQ {version}: known are {known}")
+        return cls(**{"precision_ms": DEFAULT_PRECISION_MS, **set_there})

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from message_store.base.clock import Clock
 from message_store.base.errors import UnsupportedDelayError
 from message_store.base.printable import counted
@@ -104,6 +106,7 @@ class WheelStore(TimerStore):
         levels: DelayLevels | None = None,
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
+        rules: WheelSettings | None = None,
         **wheel: Any,
     ) -> "WheelStore":
         """Open the store at ``path``, and make it when nothing is there; one that was a
@@ -111,11 +114,14 @@ class WheelStore(TimerStore):
         to ``precision_ms`` later than it was promised.
 
         ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. ``wheel``
-        takes what ``WheelSettings`` has. Raises StoreLockedError when somebody has it open,
-        SourceError for one that cannot be written to, whose wheel has another precision, or whose
-        messages wait in a broker's RocksDB timeline.
+        takes what ``WheelSettings`` has; ``rules`` is all of that at once. Raises StoreLockedError
+        when somebody has it open, SourceError for one that cannot be written to, whose wheel has
+        another precision, or whose messages wait in a broker's RocksDB timeline.
         """
         refuse_waiting_timeline(StoreRoot(Path(path)))
+        if rules is not None:
+            wheel = attrs.asdict(rules) | wheel
+            precision_ms = wheel.pop("precision_ms") if precision_ms is None else precision_ms
         store = LiveStore.open(
             path,
             clock=clock,
