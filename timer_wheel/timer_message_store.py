@@ -27,17 +27,13 @@ from message_store.base.errors import BadFieldError
 from message_store.format import properties as names
 from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.format.message import StoredMessage
-from timer_wheel.format.timer_log import TIMER_UNIT
+from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reference.protocol import (
-    MAGIC_DEFAULT,
-    MAGIC_DELETE,
-    MAGIC_ROLL,
     PUT_NEED_RETRY,
     PUT_NO_RETRY,
     CountDownLatch,
     MessageExtBrokerInner,
-    PutMessageStatus,
     StoreFiles,
     TimerConfig,
     TimerRequest,
@@ -47,9 +43,7 @@ from timer_wheel.reference.recovery import recover
 DEFAULT_CAPACITY = 1024
 HOLD_MOMENT_MS = 50
 NEVER_ENQUEUED = LONG_MAX  # the enqueue time of what got no unit, because its time was past
-
-Waits = Generator[int, None, None]
-"""What a thread of Java does: each value is how long it waits there, in milliseconds."""
+Waits = Generator[int, None, None]  # how long a thread waits, in milliseconds, time after time
 
 
 class TimerMessageStore:
@@ -81,8 +75,6 @@ class TimerMessageStore:
             TimerDequeuePutMessageService(self),
         )
 
-    # --- start and time ---------------------------------------------------------------------------
-
     def load(self) -> None:
         """Recover: the timer log is the truth. Slots are revised from the file before the last
         flush on, and the last unit says where enqueueing goes on; the checkpoint only lowers that.
@@ -94,9 +86,7 @@ class TimerMessageStore:
         self.prepare_timer_check_point()
 
     def start(self, *, should_running_dequeue: bool = True) -> None:
-        """Let the services work. Until dequeueing is on, a booting broker puts what is overdue into
-        slots that are over. Nobody reads them again.
-        """
+        """Let the services work. With dequeueing off, what is overdue gets slots that are over."""
         self.should_running_dequeue = should_running_dequeue
         self.maybe_move_write_time()
 
@@ -110,8 +100,6 @@ class TimerMessageStore:
         self.curr_read_time_ms += self.precision_ms
         self.commit_read_time_ms = self.curr_read_time_ms
 
-    # --- onto the wheel ---------------------------------------------------------------------------
-
     def enqueue(self) -> Generator[int, None, bool]:
         """Read the queue on; whether it had anything. A record that is not there is passed over.
         One without TIMER_OUT_MS is tried again for ever, and nothing behind it is enqueued.
@@ -123,7 +111,7 @@ class TimerMessageStore:
                 if message is not None:
                     out_ms = parse_long(message.properties.get(names.TIMER_OUT_MS, ""))
                     now_ms, end = self.clock.now_ms(), self.curr_queue_offset + 1
-                    request = TimerRequest(*unit, out_ms, now_ms, MAGIC_DEFAULT, message, end)
+                    request = TimerRequest(*unit, out_ms, now_ms, FLAG_DEFAULT, message, end)
                     while len(self.enqueue_put_queue) >= DEFAULT_CAPACITY:
                         yield 3_000
                     self.enqueue_put_queue.append(request)
@@ -138,14 +126,14 @@ class TimerMessageStore:
         """Append a unit and put it into its slot. What lies a roll window ahead or more is parked:
         a window ahead, or half of one if less than a third would remain behind it.
         """
-        write_time_ms, out_ms, magic = self.curr_write_time_ms, request.delay_time, MAGIC_DEFAULT
+        write_time_ms, out_ms, magic = self.curr_write_time_ms, request.delay_time, FLAG_DEFAULT
         window, window_ms = self.config.roll_window_slots, self.config.window_ms
         if out_ms - write_time_ms >= window_ms:
-            magic |= MAGIC_ROLL
+            magic |= FLAG_ROLL
             is_near = out_ms - write_time_ms - window_ms < window // 3 * self.precision_ms
             out_ms = write_time_ms + (window // 2 if is_near else window) * self.precision_ms
         is_delete = names.TIMER_DELETE_UNIQUE_KEY in message.properties
-        magic |= MAGIC_DELETE if is_delete else 0
+        magic |= FLAG_DELETE if is_delete else 0
         slot = self.timer_wheel.get_slot(out_ms)
         unit = TIMER_UNIT.encode(
             size_bytes=TIMER_UNIT.size,
@@ -168,8 +156,6 @@ class TimerMessageStore:
         self.timer_metrics.add_and_get(message, -1 if is_delete else 1)
         return True
 
-    # --- off the wheel ----------------------------------------------------------------------------
-
     def dequeue(self) -> Generator[int, None, int]:
         """Take one slot that is over: -1 where none is, 0 for an empty one, else 1. Its delete
         markers go first, the others once all markers were read. The read time moves when all is
@@ -184,10 +170,7 @@ class TimerMessageStore:
         delete_list: set[str] = set()
         normals, deletes, position = deque[TimerRequest](), deque[TimerRequest](), slot.last_pos
         while position != -1 and (unit := self.timer_log.get_timer_message(position)) is not None:
-            place = unit["commit_log_offset"], unit["record_size_bytes"]
-            time_ms, magic = unit["write_time_ms"], unit["magic"]
-            out_ms = time_ms + unit["delay_ms"]
-            request = TimerRequest(*place, out_ms, time_ms, magic, delete_list=delete_list)
+            request = TimerRequest.of_unit(unit, delete_list)
             if request.is_delete and not request.is_roll:
                 deletes.append(request)
             else:  # the chain leads from the newest to the oldest, which goes first
@@ -212,15 +195,13 @@ class TimerMessageStore:
             is_busy = any(service.is_running for service in self.services)
             check_num += not (is_busy or self.dequeue_get_queue or self.dequeue_put_queue)
 
-    def convert(
-        self, message: StoredMessage, enqueue_time: int, *, roll: bool
-    ) -> MessageExtBrokerInner:
+    def convert(self, message: StoredMessage, request: TimerRequest) -> MessageExtBrokerInner:
         """The message as it is put. REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in its record: by
         the last a roll is placed again. Raises BadFieldError for one that can go nowhere.
         """
-        stamps = [(names.TIMER_ENQUEUE_MS, str(enqueue_time))]
+        stamps = [(names.TIMER_ENQUEUE_MS, str(request.enqueue_time))]
         stamps.append((names.TIMER_DEQUEUE_MS, str(self.clock.now_ms())))
-        if roll:
+        if request.is_roll:
             times = parse_long(message.properties.get(names.TIMER_ROLL_TIMES, "0")) + 1
             stamps.append((names.TIMER_ROLL_TIMES, str(times)))
             where = message.topic, message.queue_id
@@ -229,22 +210,19 @@ class TimerMessageStore:
             where = message.properties.get(names.REAL_TOPIC, ""), queue_id
             if not where[0]:
                 raise BadFieldError("no REAL_TOPIC", offset=message.commit_log_offset)
-        return MessageExtBrokerInner(message, *where, tuple(stamps), roll)
+        return MessageExtBrokerInner(message, *where, tuple(stamps), request.is_roll)
 
     def do_put(self, message: MessageExtBrokerInner) -> int:
         """Put it: done, to be tried again, or in vain. A delete marker goes nowhere but round."""
         if not message.is_roll and names.TIMER_DELETE_UNIQUE_KEY in message.source.properties:
             return PUT_NO_RETRY
         status = self.message_store.put_message(message)
-        is_unknown = status is PutMessageStatus.UNKNOWN_ERROR
-        return PUT_NO_RETRY if is_unknown and self.config.skip_unknown_error else status.outcome
+        return status.outcome(skips_unknown=self.config.skip_unknown_error)
 
     def build_delete_key(self, real_topic: str, unique_key: str) -> str:
         """What a delete marker has to say: topic and key (5.3.2, 5.3.3), else the key alone."""
         by_topic = self.config.dialect.topic_in_delete_key
         return f"{real_topic}+{unique_key}" if by_topic else unique_key
-
-    # --- checkpoint and end -----------------------------------------------------------------------
 
     def prepare_timer_check_point(self) -> None:
         """Say how far wheel and queue are. The flush position is that of the round before."""
@@ -269,9 +247,7 @@ class TimerMessageStore:
         self._checkpoint_file.write(self.timer_checkpoint)
 
     def shutdown(self) -> None:
-        """Write the checkpoint. The wheel is not written: ``load`` brings it up to the timer log.
-        (5.4 and later close the timer log last.)
-        """
+        """Write the checkpoint, not the wheel: ``load`` repairs that. (5.4: the timer log last.)"""
         self.prepare_timer_check_point()
         self._checkpoint_file.write(self.timer_checkpoint)
         self.timer_log.flush()
@@ -289,7 +265,6 @@ class AbstractStateService:
         self._waits = self._run()
 
     def _run(self) -> Waits:
-        """The thread's loop, without an end."""
         raise NotImplementedError
 
     def step(self) -> int:
@@ -302,8 +277,7 @@ class TimerEnqueueGetService(AbstractStateService):
 
     def _run(self) -> Waits:
         while True:
-            has_read = yield from self.outer.enqueue()
-            yield 0 if has_read else self.wait_ms
+            yield 0 if (yield from self.outer.enqueue()) else self.wait_ms
 
 
 class TimerEnqueuePutService(AbstractStateService):
@@ -320,9 +294,7 @@ class TimerEnqueuePutService(AbstractStateService):
             yield 0 if requests else 10
 
     def _put(self, requests: list[TimerRequest]) -> Waits:
-        """Put a group; come back when it is wholly done, as only then the checkpoint may name it.
-        If one fails the group is tried again, and the others get second units.
-        """
+        """Put a group. If one fails all are tried again, and the others get second units."""
         while True:
             latch = CountDownLatch(len(requests))
             for request in requests:
@@ -349,8 +321,7 @@ class TimerDequeueGetService(AbstractStateService):
 
     def _run(self) -> Waits:
         while True:
-            found = yield from self.outer.dequeue()
-            yield self.wait_ms if found == -1 else 0
+            yield self.wait_ms if (yield from self.outer.dequeue()) == -1 else 0
 
 
 class TimerDequeueGetMessageService(AbstractStateService):
@@ -414,7 +385,7 @@ class TimerDequeuePutMessageService(AbstractStateService):
             outer.timer_metrics.add_and_get(message, -1)
         while True:
             try:
-                converted = outer.convert(message, request.enqueue_time, roll=request.is_roll)
+                converted = outer.convert(message, request)
                 break
             except BadFieldError:
                 if outer.config.skip_unknown_error:

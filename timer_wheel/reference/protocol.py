@@ -5,7 +5,7 @@ Names are RocketMQ's in snake case: TimerRequest, Slot, CountDownLatch, PutMessa
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -13,8 +13,7 @@ import attrs
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
 from timer_wheel.format.checkpoint import TimerCheckpoint
-
-MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
+from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 
 
 @attrs.frozen
@@ -62,10 +61,10 @@ class PutMessageStatus(enum.Enum):
     SERVICE_NOT_AVAILABLE = "refused", PUT_NEED_RETRY
     UNKNOWN_ERROR = "unknown", PUT_NEED_RETRY
 
-    @property
-    def outcome(self) -> int:
-        """PUT_OK, PUT_NEED_RETRY or PUT_NO_RETRY."""
-        return self.value[1]
+    def outcome(self, *, skips_unknown: bool) -> int:
+        """PUT_OK, PUT_NEED_RETRY or PUT_NO_RETRY; an unknown error may be passed over."""
+        is_skipped = skips_unknown and self is PutMessageStatus.UNKNOWN_ERROR
+        return PUT_NO_RETRY if is_skipped else self.value[1]
 
 
 @attrs.frozen
@@ -109,15 +108,23 @@ class TimerRequest:
     _latch: CountDownLatch | None = None
     _released: bool = False
 
+    @classmethod
+    def of_unit(cls, unit: Mapping[str, int], delete_list: set[str]) -> "TimerRequest":
+        """The request that a unit of the timer log makes."""
+        place = unit["commit_log_offset"], unit["record_size_bytes"]
+        write_ms = unit["write_time_ms"]
+        times = write_ms + unit["delay_ms"], write_ms
+        return cls(*place, *times, unit["magic"], delete_list=delete_list)
+
     @property
     def is_roll(self) -> bool:
         """Whether its unit is to roll. (Java: needRoll.)"""
-        return self.magic & MAGIC_ROLL != 0
+        return self.magic & FLAG_ROLL != 0
 
     @property
     def is_delete(self) -> bool:
         """Whether its unit is a delete marker. (Java: needDelete.)"""
-        return self.magic & MAGIC_DELETE != 0
+        return self.magic & FLAG_DELETE != 0
 
     def set_latch(self, latch: CountDownLatch) -> None:
         """Whom to tell when it is done."""

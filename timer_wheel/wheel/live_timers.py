@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel at work: from the timer queue into timer log and slots, and out of the slots again.
+"""The fast form of ``TimerMessageStore.enqueue`` and ``do_enqueue``: from queue to slots, and out.
 
 Units are appended in the order of the queue. An entry that is to be delivered before its slot gets
 none: a broker that takes over resumes behind the last unit.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer log of a store that is open for writing: units go to its end, all of an append or none.
+"""The fast form of ``reference.files.LogOfUnits`` (Java: TimerLog): an append is all or none.
 
 The first unit's first eight bytes are written last, or the blank before it if it begins a file.
 Until then the log ends before it. What lies behind the end is zeros (docs/FORMAT.md, timer log).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many messages of each topic are on the wheel, kept up with for ``config/timermetrics``.
+"""The fast form of ``reference.files.MetricsOfStore``: counts by topic, for `timermetrics`.
 
 Units know topics by their hashes; the first unit of a topic tells its name by its record. A delete
 marker counts against its target, as a broker has it. Where nobody kept count, as after a crash, the

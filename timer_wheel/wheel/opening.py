@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the wheel of a store for writing: from the timer log, which is the truth, and from what the
-checkpoint says.
+"""The fast form of ``TimerMessageStore.load``: opens the wheel of a store for writing.
+
+The timer log is the truth, and the checkpoint says where the hand is.
 
 Slots are not read from the wheel file. Units of the timer log are hung on an empty wheel in their
 order, and the file is corrected where it differs. A file or a snapshot that a broker wrote tells

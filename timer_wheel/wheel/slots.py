@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel of a store that is open for writing: its slots in memory, as the bytes of its file.
+"""The fast form of ``reference.files.SlotsOfWheel`` (Java: TimerWheel): the bytes of the file.
 
 Slots before the hand are over, whatever they hold; the hand never moves back to them. Pages that
 change are noted and written together. Pages that never held anything are not looked at: of 9,450 a

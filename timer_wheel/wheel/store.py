@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``WheelStore``: messages for any time, on the files of a broker's timer wheel.
+"""``WheelStore``: the fast form of ``ReferenceWheelStore``, on the files of a broker's wheel.
 
 Scheduling stores a record of ``rmq_sys_wheel_timer`` and its queue entry, no more. ``advance``
 places the queue's entries in bulk, reads the slots that are over, delivers, and rolls messages that

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of the wheel: due messages are delivered, messages with farther to go are rolled, and
-the hand moves on.
+"""The fast form of ``TimerMessageStore.dequeue`` and of what its services do then.
+
+One turn of the wheel: due messages are delivered, messages with farther to go are rolled, and the
+hand moves on.
 
 Order: deliveries to the log and the queues, then rolls, then the units of what the queue held, then
 the checkpoint. A process that is killed in between has delivered all or nothing; whoever opens the

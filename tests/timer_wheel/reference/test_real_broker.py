@@ -128,7 +128,8 @@ def test_every_roll_says_what_the_brokers_says(store: ReferenceWheelStore, real:
     for before, after in taken_on(records):
         theirs = after.properties
         clock.show(int(theirs["TIMER_DEQUEUE_MS"]))
-        ours = store.timers.convert(before, int(theirs["TIMER_ENQUEUE_MS"]), roll=True)
+        request = TimerRequest(0, 0, 0, int(theirs["TIMER_ENQUEUE_MS"]), 3)
+        ours = store.timers.convert(before, request)
         assert before.properties | dict(ours.properties) == theirs
         assert (ours.topic, ours.queue_id) == (after.topic, after.queue_id)
         count += 1
