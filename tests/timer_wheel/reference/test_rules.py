@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single rules of the reference wheel, over a protocol in memory: what waits, and what is lost."""
+
+from collections import Counter
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store import AtMs, ManualClock, Message
+from message_store.base.errors import BadFieldError, UnsupportedStoreError
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message import LOCAL_HOST, StoredMessage
+from message_store.format.message_rules import MAX_MESSAGE_BYTES
+from message_store.format.properties import TIMER_TOPIC, encode_properties
+from timer_wheel.format.checkpoint import TimerCheckpoint
+from timer_wheel.format.timer_log import TIMER_UNIT
+from timer_wheel.format.wheel_math import effective_roll_window
+from timer_wheel.reference.protocol import (
+    MessageExtBrokerInner,
+    PutMessageStatus,
+    Slot,
+    StoreFiles,
+    TimerConfig,
+)
+from timer_wheel.reference.store import ReferenceWheelStore, run_until_idle
+from timer_wheel.timer_message_store import HOLD_MOMENT_MS, TimerMessageStore
+from timer_wheel.wheel.settings import WheelSettings
+
+NOW_MS = 1_700_000_000_000
+SIZE = 200
+
+
+@attrs.define(eq=False)
+class Memory:
+    """All that ``TimerMessageStore`` stands on, in lists: one object plays every part."""
+
+    messages: list[StoredMessage] = attrs.field(factory=list)
+    units: list[bytes] = attrs.field(factory=list)
+    slots: dict[int, Slot] = attrs.field(factory=dict)
+    answers: list[PutMessageStatus] = attrs.field(factory=list)
+    put: list[MessageExtBrokerInner] = attrs.field(factory=list)
+    counts: Counter[str] = attrs.field(factory=Counter)
+    checkpoint: TimerCheckpoint = attrs.field(
+        factory=lambda: TimerCheckpoint(last_read_time_ms=NOW_MS)
+    )
+    dialect: Dialect = Dialect.ROCKETMQ_5_5
+    sizes: dict[int, int] = attrs.field(factory=dict)
+    min_offset: int = 0
+    file_size: int = 1 << 20
+
+    @property
+    def max_offset(self) -> int:
+        return len(self.messages)
+
+    def unit(self, queue_offset: int) -> tuple[int, int] | None:
+        if not 0 <= queue_offset < self.max_offset:
+            return None
+        return queue_offset, self.sizes.get(queue_offset, SIZE)
+
+    def get_message(self, offset_py: int, size_py: int) -> StoredMessage | None:
+        if size_py > MAX_MESSAGE_BYTES + 100:
+            if self.dialect is Dialect.ROCKETMQ_5_3:
+                raise BadFieldError("too large")
+            return None
+        return self.messages[offset_py]
+
+    def put_message(self, message: MessageExtBrokerInner) -> PutMessageStatus:
+        status = self.answers.pop(0) if self.answers else PutMessageStatus.PUT_OK
+        if status is PutMessageStatus.PUT_OK:
+            self.put.append(message)
+        return status
+
+    @property
+    def flushed_where(self) -> int:
+        return len(self.units) * TIMER_UNIT.size
+
+    def files(self) -> tuple[int, ...]:
+        return (0,) if self.units else ()
+
+    def append(self, unit: bytes) -> int:
+        self.units.append(unit)
+        return (len(self.units) - 1) * TIMER_UNIT.size
+
+    def read_raw(self, position: int) -> dict[str, int] | None:
+        index = position // TIMER_UNIT.size
+        if not 0 <= index < len(self.units):
+            return None
+        return TIMER_UNIT.decode_at(self.units[index], 0)
+
+    get_timer_message = read_raw
+
+    def truncate_dirty_files(self, position: int) -> None:
+        del self.units[position // TIMER_UNIT.size :]
+
+    def flush(self) -> None:
+        pass
+
+    def get_slot(self, time_ms: int) -> Slot:
+        return self.slots.get(time_ms // 1000, Slot())
+
+    def put_slot(self, time_ms: int, first_pos: int, last_pos: int, num: int, magic: int) -> None:
+        self.slots[time_ms // 1000] = Slot(time_ms // 1000 * 1000, first_pos, last_pos, num, magic)
+
+    def revise_slot(self, time_ms: int, last_pos: int) -> None:
+        first = self.get_slot(time_ms).first_pos
+        self.put_slot(time_ms, last_pos if first == -1 else first, last_pos, 0, 0)
+
+    def check_phy_pos(self, time_start_ms: int, max_offset: int) -> int:
+        return LONG_MAX
+
+    def read(self) -> TimerCheckpoint:
+        return self.checkpoint
+
+    def write(self, checkpoint: TimerCheckpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def add_and_get(self, message: StoredMessage, value: int) -> None:
+        self.counts[message.real_topic] += value
+
+    def wait(self, out_ms: int | None, **properties: str) -> None:
+        """One more entry of the timer queue."""
+        number = len(self.messages)
+        text = {"REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": f"K{number}"} | properties
+        if out_ms is not None:
+            text["TIMER_OUT_MS"] = str(out_ms)
+        self.messages.append(
+            StoredMessage(
+                topic=TIMER_TOPIC,
+                body=b"",
+                body_crc=0,
+                properties_text=encode_properties((n, v) for n, v in text.items() if v),
+                queue_id=0,
+                queue_offset=number,
+                commit_log_offset=number,
+                born_timestamp_ms=0,
+                born_host=LOCAL_HOST,
+                store_timestamp_ms=0,
+                store_host=LOCAL_HOST,
+            )
+        )
+
+    @property
+    def keys(self) -> list[str | None]:
+        """What was put, in order."""
+        return [each.source.unique_key for each in self.put]
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+def started(memory: Memory, clock: ManualClock, **config: object) -> TimerMessageStore:
+    made = TimerConfig(dialect=memory.dialect, **config)  # type: ignore[arg-type]
+    files = StoreFiles(memory, memory, memory, memory, memory, memory)
+    timers = TimerMessageStore(made, clock, files)
+    timers.load()
+    timers.start()
+    return timers
+
+
+def run(timers: TimerMessageStore, clock: ManualClock, until_ms: int) -> None:
+    clock.tick(until_ms - clock.now_ms())
+    run_until_idle(timers.services)
+
+
+def test_a_slot_goes_in_order_of_placing_less_what_is_deleted(
+    memory: Memory, clock: ManualClock
+) -> None:
+    for _ in range(3):
+        memory.wait(NOW_MS + 2_000)
+    memory.wait(NOW_MS + 2_000, TIMER_DEL_UNIQKEY="K1")
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS)
+    assert memory.counts["orders"] == 2
+    run(timers, clock, NOW_MS + 2_999)
+    assert memory.keys == []
+    run(timers, clock, NOW_MS + 3_000)
+    assert memory.keys == ["K0", "K2"]
+
+
+def test_a_marker_of_5_3_names_the_topic_too(memory: Memory, clock: ManualClock) -> None:
+    memory.dialect = Dialect.ROCKETMQ_5_3
+    memory.wait(NOW_MS + 2_000)
+    memory.wait(NOW_MS + 2_000)
+    memory.wait(NOW_MS + 2_000, TIMER_DEL_UNIQKEY="K0")
+    memory.wait(NOW_MS + 2_000, TIMER_DEL_UNIQKEY="orders+K1")
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS)
+    run(timers, clock, NOW_MS + 3_000)
+    assert memory.keys == ["K0"]
+
+
+def test_what_is_found_too_late_gets_no_unit(memory: Memory, clock: ManualClock) -> None:
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS + 5_000)
+    memory.wait(NOW_MS + 4_999)
+    run(timers, clock, NOW_MS + 5_000)
+    assert memory.units == []
+    [put] = memory.put
+    assert dict(put.properties)["TIMER_ENQUEUE_MS"] == str(LONG_MAX)
+
+
+@pytest.mark.parametrize("lacks", ["REAL_TOPIC", "REAL_QID"])
+def test_the_wheel_stands_still_at_a_message_that_can_go_nowhere(
+    memory: Memory, clock: ManualClock, lacks: str
+) -> None:
+    memory.wait(NOW_MS + 1_000, **{lacks: ""})
+    memory.wait(NOW_MS + 2_000)
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS)
+    for later_ms in (2_000, 5_000, 60_000):
+        run(timers, clock, NOW_MS + later_ms)
+        assert timers.curr_read_time_ms == NOW_MS + 1_000
+    assert timers.services[-1].step() == HOLD_MOMENT_MS
+    assert memory.keys == []
+
+
+def test_the_queue_stands_still_at_a_message_without_its_time(
+    memory: Memory, clock: ManualClock
+) -> None:
+    memory.wait(None)
+    memory.wait(NOW_MS + 1_000)
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS)
+    assert (timers.curr_queue_offset, memory.units) == (0, [])
+    skipping = started(memory, clock, skip_unknown_error=True)
+    run(skipping, clock, NOW_MS)
+    assert (skipping.curr_queue_offset, len(memory.units)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "read"), [(Dialect.ROCKETMQ_5_3, 0), (Dialect.ROCKETMQ_5_4, 2)]
+)
+def test_a_record_larger_than_the_buffer(
+    memory: Memory, clock: ManualClock, dialect: Dialect, read: int
+) -> None:
+    memory.dialect = dialect
+    memory.wait(NOW_MS + 1_000)
+    memory.wait(NOW_MS + 1_000)
+    memory.sizes[0] = MAX_MESSAGE_BYTES + 101
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS)
+    assert (timers.curr_queue_offset, len(memory.units)) == (read, read // 2)
+
+
+@pytest.mark.parametrize("keeps_trying", [False, True])
+def test_a_put_that_is_refused_three_times_is_in_vain(
+    memory: Memory, clock: ManualClock, keeps_trying: bool
+) -> None:
+    memory.wait(NOW_MS + 1_000)
+    memory.wait(NOW_MS + 1_000)
+    memory.answers = [PutMessageStatus.SERVICE_NOT_AVAILABLE] * 3
+    timers = started(memory, clock, retry_until_success=keeps_trying)
+    run(timers, clock, NOW_MS)
+    for _ in range(3):
+        run(timers, clock, NOW_MS + 2_000)
+    assert memory.keys == (["K0", "K1"] if keeps_trying else ["K1"])
+
+
+def test_the_checkpoint_names_no_group_that_is_not_wholly_done(
+    memory: Memory, clock: ManualClock
+) -> None:
+    timers = started(memory, clock)
+    run(timers, clock, NOW_MS + 5_000)
+    for _ in range(11):
+        memory.wait(NOW_MS + 9_000)
+    memory.wait(NOW_MS)  # overdue: it waits for the last service
+    memory.wait(NOW_MS + 9_000)
+    enqueue = timers.services[:2]
+    run_until_idle(enqueue)
+    assert (timers.commit_queue_offset, len(timers.dequeue_put_queue)) == (11, 1)
+    run_until_idle(timers.services)
+    assert (timers.commit_queue_offset, len(memory.units)) == (13, 12)
+
+
+def test_more_than_a_queue_holds_is_placed_in_turns(memory: Memory, clock: ManualClock) -> None:
+    for _ in range(3_000):
+        memory.wait(NOW_MS + 9_000)
+    timers = started(memory, clock)
+    enqueue_get = timers.services[1]
+    assert enqueue_get.step() == 3_000
+    assert len(timers.enqueue_put_queue) == 1_024
+    run(timers, clock, NOW_MS)
+    assert memory.get_slot(NOW_MS + 9_000).num == 3_000
+
+
+def test_a_far_message_is_parked_and_rolls(memory: Memory, clock: ManualClock) -> None:
+    memory.wait(NOW_MS + 8_000)
+    timers = started(memory, clock, roll_window_slots=6)
+    run(timers, clock, NOW_MS)
+    assert [*memory.slots] == [(NOW_MS + 6_000) // 1000]
+    memory.wait(NOW_MS + 7_999)
+    run(timers, clock, NOW_MS)
+    assert (NOW_MS + 3_000) // 1000 in memory.slots
+    run(timers, clock, NOW_MS + 4_000)
+    [put] = memory.put
+    assert (put.is_roll, put.topic, dict(put.properties)["TIMER_ROLL_TIMES"]) == (
+        True,
+        TIMER_TOPIC,
+        "1",
+    )
+
+
+# --- on a real directory --------------------------------------------------------------------------
+
+
+def test_a_kill_repeats_what_was_delivered_since_the_last_flush(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    store = ReferenceWheelStore.open(tmp_path, clock=clock)
+    for number in range(3):
+        message = Message("orders", b"", unique_key=f"K{number}")
+        store.schedule(message, AtMs(NOW_MS + 1_000 * (number + 1)))
+    store.flush()
+    came: list[str | None] = []
+    for _ in range(2):
+        clock.tick(1_000)
+        came += [each.message.unique_key for each in store.advance(clock.now_ms())]
+        if len(came) == 1:
+            store.flush()
+    store.abandon()
+    with ReferenceWheelStore.open(tmp_path, clock=clock) as store:
+        clock.tick(5_000)
+        came += [each.message.unique_key for each in store.advance(clock.now_ms())]
+    assert came == ["K0", "K1", "K1", "K2"]
+
+
+def test_the_settings_of_a_broker_have_one_name() -> None:
+    rules = WheelSettings.of_broker("5.5.0")
+    assert (rules.precision_ms, rules.roll_window_slots) == (1000, effective_roll_window(172_800))
+    assert WheelSettings.of_broker("5.3.3", roll_window_slots=60).roll_window_slots == 60
+    with pytest.raises(UnsupportedStoreError, match=r"5\.3\.3, 5\.4\.0, 5\.5\.0"):
+        WheelSettings.of_broker("4.9.7")
