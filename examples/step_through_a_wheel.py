@@ -34,8 +34,8 @@ def step(service: str) -> None:
     """Step one service of five, and show the queues."""
     [chosen] = [each for each in store.timers.services if type(each).__name__ == service]
     waits_ms, timers = chosen.step(), store.timers
-    held = timers.enqueue_put_queue, timers.dequeue_get_queue, timers.dequeue_put_queue
-    print(f"  {service:31} waits {waits_ms:4} ms   ", *map(len, held))
+    held = len(timers.enqueue_put_queue), len(timers.dequeue_get_queue)
+    print(f"  {service:31} waits {waits_ms:4} ms   ", *held, len(timers.dequeue_put_queue))
 
 
 with ReferenceWheelStore.open("store", clock=clock) as store:

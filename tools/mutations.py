@@ -105,6 +105,20 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/timer_wheel/wheel/test_rules.py::test_what_is_beyond_the_window_is_parked_half_a_window_ahead_or_a_whole_one",
     ),
     Mutation(
+        "parked-a-window-ahead-too-late",
+        "timer_wheel/format/wheel_math.py",
+        "is_far = beyond_ms >= window_slots // 3",
+        "is_far = beyond_ms > window_slots // 3",
+        "tests/timer_wheel/reference/test_oracle.py::test_many_lives",
+    ),
+    Mutation(
+        "slot-backwards",
+        "timer_wheel/wheel/turn.py",
+        "        return chosen\n    return chosen[delivery_order",
+        "        return chosen[::-1]\n    return chosen[delivery_order",
+        "tests/timer_wheel/reference/test_oracle.py::test_without_rolls_every_byte_is_the_same",
+    ),
+    Mutation(
         "ring-read-one-slot-late",
         "timer_wheel/format/wheel_math.py",
         "- (SLOTS_TOTAL - MARGIN_SLOTS) * precision_ms",

@@ -10,12 +10,18 @@ slot is that of placing, ours that of scheduling: then everything is compared by
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any, Final
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
 from message_store.format.dialect import Dialect
@@ -28,6 +34,7 @@ from timer_wheel.format.checkpoint import (
     TimerCheckpoint,
     encode_timer_checkpoint,
 )
+from timer_wheel.format.timer_log import TIMER_BLANK, TIMER_UNIT
 from timer_wheel.reference.store import ReferenceWheelStore
 from timer_wheel.wheel.settings import WheelSettings
 
@@ -68,7 +75,7 @@ class Twins:
         self.open()
 
     def open(self) -> None:
-        with_rules = {"dialect": self._dialect, "settings": SMALL, "rules": self._rules}
+        with_rules: Any = {"dialect": self._dialect, "settings": SMALL, "rules": self._rules}
         fast, slow = self.paths
         self.fast = WheelStore.open(fast, clock=self.clock, **with_rules)
         self.slow = ReferenceWheelStore.open(slow, clock=self.clock, **with_rules)
@@ -123,8 +130,6 @@ def records(path: Path, queue: Path) -> list[RawRecord]:
 
 def units_by_queue_offset(path: Path) -> list[tuple[int, ...]]:
     """All units of the timer log; in place of a record's offset that of its queue entry."""
-    from timer_wheel.format.timer_log import TIMER_BLANK, TIMER_UNIT
-
     places = [unit.commit_log_offset for unit in queue_units(path / TIMERS)]
     number = {offset: index for index, offset in enumerate(places)}
     found = []
@@ -138,11 +143,18 @@ def units_by_queue_offset(path: Path) -> list[tuple[int, ...]]:
     return found
 
 
+WINDOW_SLOTS: Final = 12
+AT_BORDERS: Final = [
+    1000 * (slots + 1)
+    for slots in (0, 1, WINDOW_SLOTS - 1, WINDOW_SLOTS, 4 * WINDOW_SLOTS // 3 - 1)
+] + [1000 * (4 * WINDOW_SLOTS // 3 + 1), 1000 * (4 * WINDOW_SLOTS // 3 + 2)]
+"""Delays at which a message begins to roll, and to be parked a whole window ahead."""
+
+
 class WheelMachine(RuleBasedStateMachine):
     """Any steps of a broker's life, with messages that roll where the window is short."""
 
-    window_slots = 12
-    farthest_ms = 60_000
+    window_slots = WINDOW_SLOTS
     dialect = Dialect.ROCKETMQ_5_5
 
     def __init__(self) -> None:
@@ -154,25 +166,32 @@ class WheelMachine(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        ahead_ms=st.integers(1, 60_000),
+        ahead_ms=st.integers(1, 60_000) | st.sampled_from(AT_BORDERS),
         is_round=st.booleans(),
+        together=st.integers(1, 3),
         queue_id=st.integers(0, 1),
         size=st.integers(0, 40),
         tag=st.sampled_from([None, "A", "übung"]),
     )
     def schedule(
-        self, ahead_ms: int, is_round: bool, queue_id: int, size: int, tag: str | None
+        self,
+        ahead_ms: int,
+        is_round: bool,
+        together: int,
+        queue_id: int,
+        size: int,
+        tag: str | None,
     ) -> None:
         now_ms = self.twins.clock.now_ms()
-        due_ms = now_ms + ahead_ms * self.farthest_ms // 60_000
+        due_ms = now_ms + ahead_ms
         due_ms = max(due_ms // 1000 * 1000, now_ms + 1) if is_round else due_ms
-        key = f"K{self.count}"
-        message = Message("orders", b"x" * size, tag, queue_id=queue_id, unique_key=key)
-        self.count += 1
-        receipt = self.twins.schedule(message, due_ms)
-        window_ms = self.window_slots * 1000
-        if receipt.promised_ms - 1000 - now_ms // 1000 * 1000 < window_ms:
-            self.receipts.append(receipt)  # a broker rolls what was cancelled, and we do not
+        for _ in range(together):
+            key = f"K{self.count}"
+            message = Message("orders", b"x" * size, tag, queue_id=queue_id, unique_key=key)
+            self.count += 1
+            receipt = self.twins.schedule(message, due_ms)
+            if receipt.promised_ms - 1000 - now_ms // 1000 * 1000 < self.window_slots * 1000:
+                self.receipts.append(receipt)  # a broker rolls what was cancelled, and we do not
 
     @rule(choice=st.integers(0, 1 << 30))
     def cancel(self, choice: int) -> None:
@@ -257,16 +276,29 @@ class OlderMachine(PlainMachine):
     dialect = Dialect.ROCKETMQ_5_3
 
 
-_FEW = settings(
-    max_examples=12,
-    stateful_step_count=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+def live(machine: type[WheelMachine], count: int) -> None:
+    """Run so many lives of a machine. One that fails is not made smaller: that takes minutes."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine,
+        settings=settings(
+            max_examples=count,
+            stateful_step_count=20,
+            deadline=None,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
 
-TestRolls = WheelMachine.TestCase
-TestRolls.settings = _FEW
-TestPlain = PlainMachine.TestCase
-TestPlain.settings = _FEW
-TestOlder = pytest.mark.check(OlderMachine.TestCase)
-TestOlder.settings = _FEW
+
+def test_messages_roll_alike() -> None:
+    live(WheelMachine, 8)
+
+
+def test_without_rolls_every_byte_is_the_same() -> None:
+    live(PlainMachine, 8)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("machine", [WheelMachine, PlainMachine, OlderMachine])
+def test_many_lives(machine: type[WheelMachine]) -> None:
+    live(machine, 40)
