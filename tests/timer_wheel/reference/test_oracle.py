@@ -278,7 +278,7 @@ class OlderMachine(PlainMachine):
 
 def live(machine: type[WheelMachine], count: int) -> None:
     """Run so many lives of a machine. One that fails is not made smaller: that takes minutes."""
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=count,
