@@ -14,6 +14,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import LOCAL_HOST, StoredMessage
 from message_store.format.message_rules import MAX_MESSAGE_BYTES
 from message_store.format.properties import TIMER_TOPIC, encode_properties
+from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_math import effective_roll_window
@@ -339,3 +340,26 @@ def test_the_settings_of_a_broker_have_one_name() -> None:
     assert WheelSettings.of_broker("5.3.3", roll_window_slots=60).roll_window_slots == 60
     with pytest.raises(UnsupportedStoreError, match=r"5\.3\.3, 5\.4\.0, 5\.5\.0"):
         WheelSettings.of_broker("4.9.7")
+
+
+@pytest.mark.parametrize("first", [ReferenceWheelStore, WheelStore])
+def test_each_goes_on_where_the_other_stopped(
+    tmp_path: Path, clock: ManualClock, first: type[ReferenceWheelStore] | type[WheelStore]
+) -> None:
+    second = WheelStore if first is ReferenceWheelStore else ReferenceWheelStore
+    came: list[str | None] = []
+    rules = WheelSettings.of_broker("5.5.0", roll_window_slots=12)
+    with first.open(tmp_path, clock=clock, rules=rules) as store:
+        for number in range(40):
+            message = Message("orders", b"", unique_key=f"K{number}")
+            store.schedule(message, AtMs(NOW_MS + 1_000 * number + 500))
+        for _ in range(20):
+            clock.tick(1_000)
+            came += [each.message.unique_key for each in store.advance(clock.now_ms())]
+        waits = {each.unique_key for each in store.pending()}
+    with second.open(tmp_path, clock=clock, rules=rules) as other:
+        assert {each.unique_key for each in other.pending()} == waits
+        for _ in range(25):
+            clock.tick(1_000)
+            came += [each.message.unique_key for each in other.advance(clock.now_ms())]
+    assert came == [f"K{number}" for number in range(40)]
