@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.format.queue_unit import PRE_BLANK_SIZE
-from message_store.reading.consume_queue import BoolArray, UnitArray
+from message_store.reading.consume_queue import BoolArray, UnitArray, is_pre_blank
 
 CANCELLED_BYTES: Final = 1
 """Size of a unit whose message was taken back."""
@@ -33,6 +32,4 @@ def is_neutral_size(size_bytes: NDArray[np.int32]) -> BoolArray:
 
 def is_message(units: UnitArray) -> BoolArray:
     """Which units stand for a message: neither neutral nor only there to fill the queue."""
-    sizes = units["size_bytes"]
-    is_blank = (sizes == PRE_BLANK_SIZE) & (units["commit_log_offset"] == 0)
-    return np.asarray((sizes > DELIVERED_BYTES) & ~is_blank)
+    return np.asarray((units["size_bytes"] > DELIVERED_BYTES) & ~is_pre_blank(units))

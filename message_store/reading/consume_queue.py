@@ -77,8 +77,7 @@ class QueueEntries:
     @property
     def is_pre_blank(self) -> BoolArray:
         """Which entries only fill the queue before its first message."""
-        is_full_size = self.units["size_bytes"] == PRE_BLANK_SIZE
-        return np.asarray(is_full_size & (self.units["commit_log_offset"] == 0))
+        return is_pre_blank(self.units)
 
     @property
     def indexed_end(self) -> int:
@@ -103,6 +102,15 @@ class QueueEntries:
 def is_filled(units: UnitArray) -> BoolArray:
     """Which units a broker counts as there: offset not negative, size positive."""
     return np.asarray((units["commit_log_offset"] >= 0) & (units["size_bytes"] > 0))
+
+
+def is_pre_blank(units: UnitArray) -> BoolArray:
+    """Which units a broker filled a queue with before its first message (FORMAT.md). One that says
+    something in its tags code was a message's: a filler has 0 there.
+    """
+    is_full_size = units["size_bytes"] == PRE_BLANK_SIZE
+    is_empty = (units["commit_log_offset"] == 0) & (units["tags_code"] == 0)
+    return np.asarray(is_full_size & is_empty)
 
 
 def is_neutral(units: UnitArray) -> BoolArray:

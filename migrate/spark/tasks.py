@@ -43,8 +43,9 @@ def write_logs(
 
     Raises SourceError or TargetError as the writers did, MigrationError when Spark gave up.
     """
-    notes = usable_attempts(plan)
-    missing = [number for number in range(plan.cut.file_count) if number not in notes]
+    count = plan.cut.file_count
+    notes = usable_attempts(plan, lambda right: progress("write", min(right, count), count))
+    missing = [number for number in range(count) if number not in notes]
     target = plan.staging.target.path.absolute()
     if missing and is_publishing(plan.staging):
         raise TargetError(
@@ -55,13 +56,13 @@ def write_logs(
     before = len(notes)
 
     def done(tasks: int) -> None:
-        progress("write", before + tasks, plan.cut.file_count)
+        progress("write", before + tasks, count)
 
     done(0)
     for note in run_tasks(spark, missing, write, done, name=_WRITE):
         notes[note.number] = note
     done(len(missing))
-    written = [notes[number] for number in range(plan.cut.file_count)]
+    written = [notes[number] for number in range(count)]
     drop_losers(plan, written)
     return written
 

@@ -6,8 +6,10 @@ few messages are held back, the reserve. As many of them as were bad in a file a
 the last file takes the rest.
 """
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
+from message_store.base.parallel import parallel_map
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
@@ -56,20 +59,31 @@ class Written:
     bounds: Sequence[int] = ()
 
 
-def usable_attempts(plan: StoredPlan) -> dict[int, FileNote]:
-    """A whole attempt at each log file that has one. All others are removed. Raises TargetError."""
-    found: dict[int, FileNote] = {}
+def usable_attempts(plan: StoredPlan, done: Callable[[int], None]) -> dict[int, FileNote]:
+    """A whole attempt at each log file that has one. All others are removed. Raises TargetError.
+
+    Their bytes are read, several files at once; ``done`` hears how many are right so far.
+    """
     staging = plan.staging
     with target_errors(staging.attempts):
         names = sorted(os.listdir(staging.attempts))
-    for name in names:
+    right, one_by_one = itertools.count(1), threading.Lock()
+
+    def look(name: str) -> FileNote | None:
         attempt = staging.attempt(name)
         note = FileNote.read(attempt.note) if attempt.path.is_dir() else None
-        is_first = note is not None and note.attempt == name and note.number not in found
-        if note is not None and is_first and is_written(plan, note, log_of(plan, note)):
-            found[note.number] = note
+        if note is None or note.attempt != name or not is_written(plan, note, log_of(plan, note)):
+            return None
+        with one_by_one:
+            done(next(right))
+        return note
+
+    found: dict[int, FileNote] = {}
+    for name, note in zip(names, parallel_map(look, names), strict=True):
+        if note is None or note.number in found:
+            clear(staging.attempt(name).path)
         else:
-            clear(attempt.path)
+            found[note.number] = note
     return found
 
 

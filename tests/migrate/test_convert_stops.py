@@ -116,6 +116,20 @@ def test_what_is_written_is_not_written_again(
     assert broker_files(options.target) == right
 
 
+def test_what_is_found_written_shows_in_the_progress(options: ConvertOptions) -> None:
+    stop_in_the_middle(options)
+    kept = len(notes_of(options.target))
+    seen: list[int] = []
+
+    def look(stage: str, done: int, _total: int) -> None:
+        if stage == "write":
+            seen.append(done)
+
+    convert(options, progress=look)
+    assert seen[: kept + 1] == [*range(1, kept + 1), kept]
+    assert seen == sorted(seen)
+
+
 def test_a_note_that_is_torn_or_of_another_plan_counts_for_nothing(
     options: ConvertOptions, right: dict[str, str]
 ) -> None:

@@ -213,6 +213,7 @@ WRONG = {
     "as long as nothing": {"size_bytes": 0},
     "too long": {"size_bytes": 100_000},
     "as one taken back": {"size_bytes": 1},
+    "as a filler with a due time": {"commit_log_offset": 0, "size_bytes": 2**31 - 1},
     "nothing": {"commit_log_offset": 0, "size_bytes": 0, "tags_code": 0},
     "with no due time": {"commit_log_offset": 33, "tags_code": 12},
 }
