@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
@@ -94,8 +95,7 @@ def still_to_do(
     log the delete marker of each is, ``LONG_MAX`` for none. Copies that are matched are taken from
     ``since``.
     """
-    placed = units.units["commit_log_offset"].astype(np.int64)
-    is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
+    is_done = (timers.position < 0) & _are_placed(timers, units)
     # What has no unit, or has lost it, may have rolled as well, and that long before its time.
     may_have_rolled = timers.is_roll | (timers.position < 0)
     may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
@@ -113,6 +113,20 @@ def still_to_do(
                 message, may_have_rolled=rolls, cancelled_at=int(recalled_at[row])
             )
     return timers.rows(~is_done), int(is_done.sum())
+
+
+def _are_placed(timers: PendingTimers, units: TimerUnits) -> NDArray[np.bool_]:
+    """Which rows have a unit that leads to their record, with its size. Of a unit a loss of power
+    may leave the first bytes alone: it leads to offset 0, where another message may lie.
+    """
+    wanted, found = (
+        np.rec.fromarrays([offsets.astype(np.int64), sizes.astype(np.int64)])
+        for offsets, sizes in (
+            (timers.commit_log_offset, timers.size_bytes),
+            (units.units["commit_log_offset"], units.units["record_size_bytes"]),
+        )
+    )
+    return np.isin(wanted, found)
 
 
 def scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) -> int:
