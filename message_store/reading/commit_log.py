@@ -203,9 +203,9 @@ def read_store_times(
     if size_bytes is not None:
         wanted[:] = np.where(size_bytes == 0, -1, size_bytes)[order]
     times = np.full(len(offsets), NO_TIME, np.int64)
-    window = np.zeros(_WINDOW_BYTES, np.uint8)
-    heads = np.zeros((_HEADS_AT_ONCE, _HEAD_BYTES), np.uint8)
-    addresses = address_of(heads) + _HEAD_BYTES * np.arange(_HEADS_AT_ONCE)
+    window = np.empty(_WINDOW_BYTES, np.uint8)
+    heads = np.zeros((min(len(ranked), _HEADS_AT_ONCE), _HEAD_BYTES), np.uint8)
+    addresses = address_of(heads) + _HEAD_BYTES * np.arange(len(heads))
     for start in range(0, len(ranked), _HEADS_AT_ONCE):
         part = slice(start, min(start + _HEADS_AT_ONCE, len(ranked)))
         here, count = ranked[part], part.stop - start

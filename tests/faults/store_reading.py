@@ -5,15 +5,18 @@ queues agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import attrs
 
 from tests.independent.raw_files import (
     commit_log_records,
     queue_units_by_index,
-    record_at,
     segments,
 )
 from tests.independent.raw_records import (
@@ -21,9 +24,11 @@ from tests.independent.raw_records import (
     TIMER_TOPIC,
     BadRecordError,
     RawRecord,
+    decode_record,
 )
 
 SYSTEM_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+_USUAL_BYTES = 4_096
 
 
 @attrs.frozen
@@ -43,29 +48,50 @@ def delivered(store: Path) -> Iterator[Found]:
     """What consumers would find, queue by queue; BadRecordError for what they could not read. What
     retention took is not there any more.
     """
-    log = store / "commitlog"
-    files = segments(log)
-    file_bytes = files[0].stat().st_size if files else 0
     begin = log_begin(store)
-    for topic, queue_id, directory in queues(store):
-        if topic in SYSTEM_TOPICS:
-            continue
-        for ordinal, unit in queue_units_by_index(directory).items():
-            if unit.commit_log_offset < begin:
+    with ExitStack() as files:
+        log = {int(path.name): files.enter_context(path.open("rb"))
+               for path in segments(store / "commitlog")}  # fmt: skip
+        file_bytes = os.fstat(log[begin].fileno()).st_size if log else 0
+        for topic, queue_id, directory in queues(store):
+            if topic in SYSTEM_TOPICS:
                 continue
-            record = record_at(log, file_bytes, unit.commit_log_offset)
-            place = record.topic, record.queue_id, record.queue_offset
-            if place != (topic, queue_id, ordinal):
-                raise BadRecordError(f"{directory} unit {ordinal} leads to a record of {place}")
-            yield Found(
-                topic,
-                queue_id,
-                ordinal,
-                record.effective["UNIQ_KEY"],
-                record.body.decode(),
-                record.store_timestamp_ms,
-                unit.commit_log_offset,
-            )
+            for ordinal, unit in queue_units_by_index(directory).items():
+                if unit.commit_log_offset < begin:
+                    continue
+                found = _found(_record_bytes(log, file_bytes, unit.commit_log_offset))
+                place = found.topic, found.queue_id, found.queue_offset
+                if place != (topic, queue_id, ordinal):
+                    raise BadRecordError(f"{directory} unit {ordinal} leads to a record of {place}")
+                yield attrs.evolve(found, commit_log_offset=unit.commit_log_offset)
+
+
+def _record_bytes(log: Mapping[int, BinaryIO], file_bytes: int, offset: int) -> bytes:
+    """The record that begins at an offset of the log, or as much as there is of it."""
+    position = offset % file_bytes if file_bytes else 0
+    file = log.get(offset - position)
+    if file is None:
+        raise BadRecordError(f"no record at {offset}")
+    data = os.pread(file.fileno(), _USUAL_BYTES, position)
+    size_bytes = int.from_bytes(data[:4], "big", signed=True)
+    if size_bytes > len(data):
+        data = os.pread(file.fileno(), size_bytes, position)
+    return data[: max(0, size_bytes)]
+
+
+@lru_cache(1 << 12)
+def _found(data: bytes) -> Found:
+    """What a record is to its consumers; the same bytes are decoded once."""
+    record = decode_record(data)
+    return Found(
+        record.topic,
+        record.queue_id,
+        record.queue_offset,
+        record.effective["UNIQ_KEY"],
+        record.body.decode(),
+        record.store_timestamp_ms,
+        -1,
+    )
 
 
 def log_begin(store: Path) -> int:

@@ -91,9 +91,11 @@ def segment_name(offset: int) -> str:
 
 def segments(directory: Path) -> list[Path]:
     """The files of a log or queue in order; none when the directory is absent."""
-    if not directory.is_dir():
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(path for path in directory.iterdir() if re.fullmatch(r"\d{20}", path.name))
+    return [directory / name for name in sorted(names) if re.fullmatch(r"\d{20}", name)]
 
 
 def read_range(directory: Path, file_bytes: int, offset: int, count: int) -> bytes:
@@ -160,11 +162,13 @@ def queue_units_by_index(directory: Path) -> dict[int, QueueUnit]:
     units: dict[int, QueueUnit] = {}
     for path in segments(directory):
         data = path.read_bytes()
-        for position in range(0, len(data) - QUEUE_UNIT_BYTES + 1, QUEUE_UNIT_BYTES):
-            unit = QueueUnit(*struct.unpack_from(">qiq", data, position))
+        whole = data[: len(data) // QUEUE_UNIT_BYTES * QUEUE_UNIT_BYTES]
+        first = int(path.name) // QUEUE_UNIT_BYTES
+        for index, fields in enumerate(struct.iter_unpack(">qiq", whole), first):
+            unit = QueueUnit(*fields)
             if unit.commit_log_offset < 0 or unit.size_bytes <= 0:
                 return units
-            units[(int(path.name) + position) // QUEUE_UNIT_BYTES] = unit
+            units[index] = unit
     return units
 
 

@@ -36,6 +36,8 @@ PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 _REFUSED = ("pwrite", "pwritev", "ftruncate", "replace", "rename", "mkdir", "link", "fsync")
 _REMOVING = ("unlink", "rmdir")
+_ODD = frozenset(("", ".", ".."))
+"""Parts of a path that is not yet as short as it can be."""
 CHANGES = (*_REFUSED, "fdatasync", *_REMOVING)
 """What ``os`` is asked for; making a file and writing through Python's own are changes too."""
 
@@ -296,10 +298,12 @@ class SimulatedDisk:
         text = os.fspath(given)  # type: ignore[call-overload]
         if directory is not None:
             text = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), text)
-        text = os.path.abspath(text)
+        if not text.startswith(os.sep) or not _ODD.isdisjoint(text[1:].split(os.sep)):
+            text = os.path.abspath(text)
         if text == self.root:
             return "."
-        return os.path.relpath(text, self.root) if text.startswith(self.root + os.sep) else None
+        below = self.root + os.sep
+        return text[len(below) :] if text.startswith(below) else None
 
     def _file(self, descriptor: int) -> int | None:
         facts = os.fstat(descriptor)
@@ -450,13 +454,17 @@ class SimulatedDisk:
             self._emptied(opened.fileno(), "w" in mode)
         return _SeenFile(opened, self)
 
-    def wrote(self, descriptor: int, first: int, last: int) -> None:
+    def wrote(self, descriptor: int, first: int, last: int, data: Any) -> None:
         """Something went through one of Python's own files."""
         file = self._file(descriptor) if self._records and last > first else None
-        if file is not None:
-            with open(f"/proc/self/fd/{descriptor}", "rb") as again:
-                again.seek(first)
-                self.events.append(Write(file, first, again.read(last - first)))
+        if file is None:
+            return
+        if not isinstance(data, str) and memoryview(data).nbytes == last - first:
+            self.events.append(Write(file, first, bytes(data)))
+            return
+        with open(f"/proc/self/fd/{descriptor}", "rb") as again:
+            again.seek(first)
+            self.events.append(Write(file, first, again.read(last - first)))
 
 
 class _SeenFile:
@@ -477,7 +485,7 @@ class _SeenFile:
             first = os.lseek(descriptor, 0, os.SEEK_CUR)
             count = self._file.write(data)
             self._file.flush()
-            self._disk.wrote(descriptor, first, os.lseek(descriptor, 0, os.SEEK_CUR))
+            self._disk.wrote(descriptor, first, os.lseek(descriptor, 0, os.SEEK_CUR), data)
             return int(count)
 
         return int(self._disk._attempt("write", write_through, data))

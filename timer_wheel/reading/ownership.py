@@ -16,6 +16,7 @@ from message_store.base.errors import SourceError
 from message_store.files.small_files import (
     is_directory,
     is_present,
+    read_beginning,
     read_small_file,
     remove_file,
     replace_file,
@@ -97,13 +98,13 @@ def claim(root: StoreRoot, active: Active) -> None:
 
 def guard(root: StoreRoot) -> None:
     """Keep brokers from starting: they refuse a wheel of another length. Raises TargetError."""
-    if read_small_file(root.timer_wheel) != _GUARD:
+    if not is_guarded(root):
         replace_file(root.timer_wheel, _GUARD)
 
 
 def is_guarded(root: StoreRoot) -> bool:
     """Whether brokers are kept from starting. Raises SourceError."""
-    return read_small_file(root.timer_wheel) == _GUARD
+    return read_beginning(root.timer_wheel, len(_GUARD) + 1) == _GUARD
 
 
 def release(root: StoreRoot) -> None:
