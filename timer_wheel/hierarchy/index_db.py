@@ -389,7 +389,7 @@ def database_options() -> Any:
     options.set_max_total_wal_size(_WAL_BYTES)
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
     options.set_keep_log_file_num(2)
-    # Sixteen threads a family are begun otherwise at each opening, which take longer than the files.
+    # Otherwise each opening begins sixteen threads a family, which takes longer than the files do.
     options.set_max_file_opening_threads(1)
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
