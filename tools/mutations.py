@@ -427,6 +427,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/message_store/files/test_segments.py::test_a_file_that_is_added_meanwhile_is_read_too",
     ),
     Mutation(
+        "unit-without-size-counts",
+        "timer_wheel/reading/outstanding.py",
+        "    return np.isin(wanted, found)\n",
+        "    return np.isin(wanted.f0, found.f0)\n",
+        "tests/timer_wheel/reading/test_torn_units.py::test_each_message_is_found_once_however_much_is_left_of_the_last_unit",
+    ),
+    Mutation(
         "queue-read-twice",
         "timer_wheel/reading/outstanding.py",
         "        since = read_log_since(root, commit_log, since_ms, queue)\n",

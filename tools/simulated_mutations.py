@@ -3,34 +3,81 @@
 
 `python -m tools.simulated_mutations` applies every mutation of tools/mutations.py to a copy of the
 project, one at a time, and lets random runs look for it until one fails; with names, only those.
-A line says for each which seed found it, or that none did. A mutation that no run finds is not a
-hole in the tests, for each has a test of its own: it is one that random runs cannot meet yet.
+The runs are of kinds that can meet the mutation: the path of the file tells which, or ``DAMAGED``.
+Runs that failed once come first. A line says for each which run found it, or that none did. Such a
+mutation is no hole in the tests, for each has a test of its own: random runs cannot meet it yet.
 """
 
 import argparse
 import re
 import subprocess
 import sys
+from typing import Final
 
 from tools.mutations import Mutation, chosen_of, mutated
 
 FIRST_SEED = 1
 
+KINDS: Final = {
+    "legacy_levels": ("levels",),
+    "timer_wheel/hierarchy": ("hierarchy",),
+    "timer_wheel/handover": ("wheel", "hierarchy"),
+    "timer_wheel": ("wheel", "hierarchy"),
+    "migrate/spark": (),
+    "migrate": ("migration",),
+    "message_store/kernels/cache.py": (),
+    "message_store": ("levels", "wheel", "hierarchy"),
+}
+"""With what the runs begin, by the longest part of the path; no kinds: no run can meet it."""
+
+DAMAGED: Final = frozenset(
+    (
+        "made-anew-by-flags-alone",
+        "marker-known-by-its-flag-alone",
+        "entries-behind-the-end-of-the-log-believed",
+        "hang-marker-as-message",
+        "queue-entry-beyond-the-log",
+        "record-length-believed",
+        "log-cut-before-its-synced-end",
+        "damaged-marker-not-told",
+        "unit-of-another-record",
+        "order-within-a-file",
+        "neighbours-tell-no-slot",
+        "wheel-file-tells-no-slot",
+        "hash-to-the-bit",
+        "closed-stores-repeat",
+        "link-of-a-unit-believed",
+        "place-of-a-unit-believed",
+        "unit-of-before-the-log-given-a-place",
+        "unit-without-record-not-read",
+        "last-unit-believed",
+        "marker-of-two-keys",
+        "entry-that-leads-to-another",
+    )
+)
+"""Guards against damage, which runs with a damaged file look for."""
+
+
+def kinds_of(mutation: Mutation) -> tuple[str, ...]:
+    """Of which kinds the runs are that can meet a mutation."""
+    parts = [part for part in KINDS if mutation.path.startswith(part)]
+    return KINDS[max(parts, key=len)] if parts else ()
+
 
 def found_by(mutation: Mutation, seeds: int) -> int | None:
-    """The first of so many seeds whose run fails on the mutated product; None for none. Raises
-    RuntimeError where the runs ended otherwise.
+    """Which of so many runs failed first on the mutated product; None for none. Raises RuntimeError
+    where the runs ended otherwise.
     """
+    module = "tests.simulation.random_runs"
+    command = [sys.executable, "-m", module, "--first", str(FIRST_SEED), "--until-wrong"]
+    focus = ["--focus", "damage"] if mutation.name in DAMAGED else ["--failed-once"]
+    command += ["--seeds", str(seeds), *focus, "--kinds", *kinds_of(mutation)]
     with mutated(mutation) as root:
-        module = "tests.simulation.random_runs"
-        command = [sys.executable, "-m", module, "--seeds", str(seeds), "--first", str(FIRST_SEED)]
-        run = subprocess.run(
-            [*command, "--until-wrong"], cwd=root, capture_output=True, text=True, check=False
-        )
-    seed = re.search(r"^seed (\d+) ", run.stdout, re.M)
-    if run.returncode not in (0, 1) or (run.returncode == 1) != (seed is not None):
+        run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    number = re.search(r"^it was run (\d+)$", run.stdout, re.M)
+    if run.returncode not in (0, 1) or (run.returncode == 1) != (number is not None):
         raise RuntimeError(f"{mutation.name}: {run.stdout[-1000:]}{run.stderr[-2000:]}")
-    return None if seed is None else int(seed[1])
+    return None if number is None else int(number[1])
 
 
 def main() -> None:
@@ -39,11 +86,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of mutations; default: all")
     parser.add_argument("--seeds", type=int, default=500, help="how many runs look for each")
     asked = parser.parse_args()
-    chosen, found = chosen_of(asked.names), 0
+    chosen = [each for each in chosen_of(asked.names) if kinds_of(each)]
+    found = 0
     for mutation in chosen:
-        seed = found_by(mutation, asked.seeds)
-        found += seed is not None
-        where = f"no run of {asked.seeds}" if seed is None else f"run {seed - FIRST_SEED + 1}"
+        number = found_by(mutation, asked.seeds)
+        found += number is not None
+        where = f"no run of {asked.seeds}" if number is None else f"run {number}"
         print(f"{where:>16}  {mutation.name}", flush=True)
     print(f"{found} of {len(chosen)} mutations found within {asked.seeds} runs")
 

@@ -38,11 +38,16 @@ class Span:
     name: str
 
 
-def harm(world: World, fault: str, rng: random.Random) -> bool:
+def harm(world: World, fault: str, rng: random.Random, *, is_even: bool = False) -> bool:
     """Damage a file of a store that nobody has open. True: that was refused, the file was put back,
-    and the store goes on; False: the store was used to its end.
+    and the store goes on; False: the store was used to its end. With ``is_even`` each folder is met
+    as often as any other, however many files it has.
     """
-    path = rng.choice(sorted(each for each in world.root.rglob("*") if each.is_file()))
+    paths = sorted(each for each in world.root.rglob("*") if each.is_file())
+    if is_even:
+        folder = rng.choice(sorted({each.relative_to(world.root).parts[0] for each in paths}))
+        paths = [each for each in paths if each.relative_to(world.root).parts[0] == folder]
+    path = rng.choice(paths)
     before = _content(path)
     spans = _spans(world.root)
     units = _units(world.root)

@@ -19,17 +19,15 @@ from typing import Final
 import attrs
 
 from message_store.base.errors import DelayStoreError
-from message_store.writing.settings import StoreSettings
 from tests.simulation.account import PENDING, Life
 from tests.simulation.bench import START_MS
-from tests.simulation.cases import IN_PROCESS, POWER
-from tests.simulation.harm import KINDS, harm
+from tests.simulation.cases import POWER
+from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, Drawn, Strike
+from tests.simulation.harm import harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
 from tests.simulation.together import Together, ToSchedule
 from tests.simulation.world import DAY_MS, FAMILIES, Owner, World, WrongError
 
-ENGINES: Final = ("levels", "wheel", "hierarchy")
-FAULTS: Final = (*IN_PROCESS, *POWER)
 _DELAYS_MS: Final = (
     *(-30_000, -2_000, 0, 1, 900, 1_000, 1_001, 5_000, 20_000, 61_000, 70_000),
     *(127_000, 256_000, 3_600_000, 7_200_000),
@@ -39,22 +37,6 @@ _LEAPS_MS: Final = (0, 1, 300, 999, 1_000, 1_001, 5_000, 20_000, 61_000, 130_000
 _LONG_LEAPS_MS: Final = (3_700_000, 7_300_000, DAY_MS, 8 * DAY_MS, 15 * DAY_MS)
 _TO_THE_END_MS: Final = (0, 1_000, 20_000, 600_000, DAY_MS, 21 * DAY_MS)
 _LETTERS: Final = "ABCDEFGH"
-
-
-@attrs.frozen
-class Strike:
-    """A fault, and at which change of the disk from the beginning of a step on."""
-
-    fault: str
-    change: int
-
-    def failing(self, rng: random.Random) -> Failing:
-        """What the disk does."""
-        if self.fault in POWER:
-            return Failing(self.change, "kill", is_torn=rng.random() < 0.3)
-        how, is_torn = IN_PROCESS[self.fault]
-        times = {"kill": 10**9, "interrupt": 1, "error": 1, "full": rng.choice([1, 2])}[how]
-        return Failing(self.change, how, times, is_torn)
 
 
 @attrs.frozen
@@ -72,29 +54,25 @@ class Outcome:
 class RandomRun:
     """The run of a seed, in a folder of its own; ``skipped`` steps are left out."""
 
-    def __init__(self, seed: int, folder: Path, skipped: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        skipped: frozenset[int] = frozenset(),
+        focus: str | None = None,
+    ) -> None:
         self.seed, self.skipped = seed, skipped
-        self.rng = random.Random(f"run {seed}")
         self.struck: Counter[str] = Counter()
         self._strike: Strike | None = None
         self._failing: Failing | None = None
         self._patience = 0
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self.world = World(draw_owner(self.rng), folder, self.rng)
-        self._harm: tuple[int, str] | None = None
-        self._looks = self.rng.choice([0.0, 0.3, 1.0])
-        self.count = self.rng.choice([6, 12, 20, 30, 45])
-        weights = [4, 8, 4, 2] if self.count > 6 else [1, 3, 0, 0]
-        strikes = self.rng.choices(range(4), weights)[0]
-        self._strikes = {
-            self.rng.randrange(self.count): Strike(
-                self.rng.choice(FAULTS), self.rng.choice([0, 0, 1, 2, 3, 4, 6, 9, 14, 20, 40])
-            )
-            for _ in range(strikes)
-        }
-        if self.rng.random() < 0.2 and not self.world.forgets:
-            self._harm = self.rng.randrange(self.count), self.rng.choice(sorted(KINDS))
+        drawn = Drawn.of(seed, focus)
+        self.world = World(drawn.owner, folder)
+        self.count, self._looks = drawn.count, drawn.looks
+        self._strikes, self._harm = drawn.strikes, drawn.harm
+        self._is_damage = focus == DAMAGE
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -156,7 +134,7 @@ class RandomRun:
             return True
         self.world.close() if rng.random() < 0.6 else self.world.killed()
         self.struck[fault] += 1
-        goes_on = harm(self.world, fault, rng)
+        goes_on = harm(self.world, fault, rng, is_even=self._is_damage)
         if goes_on:
             self.world.open()
             self.world.look()
@@ -452,29 +430,4 @@ class RandomRun:
         self._become(rng, owner)
 
 
-def draw_owner(rng: random.Random) -> Owner:
-    """An engine and its settings: small files, of which any is often full."""
-    engine = rng.choice(ENGINES)
-    settings = StoreSettings(
-        commit_log_file_bytes=rng.choice([8 << 10, 16 << 10, 64 << 10]),
-        queue_file_bytes=rng.choice([10, 50, 200]) * 20,
-        timer_log_file_bytes=rng.choice([3, 6, 40]) * 52 + rng.choice([16, 30]),
-        retention_ms=rng.choice([60_000, 3 * DAY_MS, 300 * DAY_MS, 300 * DAY_MS]),
-        repeat_after_kill=engine != "hierarchy" and rng.random() < 0.1,
-    )
-    precisions_ms: list[int | None] = [None]
-    if engine == "wheel":
-        precisions_ms += [1_000, 500, 200, 100]
-    elif engine == "hierarchy":
-        precisions_ms += [1, 1_000, 100]
-    return Owner(
-        engine,
-        settings,
-        rng.choice(precisions_ms),
-        window_slots=rng.choice([60, 120, 172_800]),
-        snapshots=engine == "wheel" and rng.random() < 0.2,
-        async_delivery=engine == "levels" and rng.random() < 0.25,
-    )
-
-
-__all__ = ["START_MS", "Outcome", "RandomRun"]
+__all__ = ["ENGINES", "START_MS", "Outcome", "RandomRun"]

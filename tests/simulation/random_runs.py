@@ -10,14 +10,16 @@ with the command that repeats each seed. ``--seeds 1 --first N --trace`` prints 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,12 +28,15 @@ import attrs
 import pytest
 
 from message_store.base import parallel
+from tests.simulation.draws import DAMAGE, ENGINES, Drawn
+from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
 
 MIGRATION_EVERY = 5
 """Every fifth seed is a verb of migration."""
 
+MIGRATION = "migration"
 _SEEDS_A_TASK = 10
 _MEMORY = Path("/dev/shm")
 
@@ -54,40 +59,62 @@ def scratch() -> Iterator[Path]:
         yield Path(folder) / "run"
 
 
-def run_seed(seed: int, folder: Path, skipped: frozenset[int] = frozenset()) -> Outcome:
+def run_seed(
+    seed: int,
+    folder: Path,
+    skipped: frozenset[int] = frozenset(),
+    *,
+    focus: str | None = None,
+) -> Outcome:
     """One run, in one thread also where it only reads: there is a process for each core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "core_count", lambda: 1)
-        if seed % MIGRATION_EVERY == 0:
+        if focus is None and seed % MIGRATION_EVERY == 0:
             return run_migration(seed, folder)
-        return RandomRun(seed, folder, skipped).run()
+        return RandomRun(seed, folder, skipped, focus).run()
 
 
-def run_some(seeds: range) -> list[Told]:
+def kinds_of(seed: int, focus: str | None = None) -> frozenset[str]:
+    """What a run is about, by which runs are chosen: its engine, or a migration; damage."""
+    if focus is None and seed % MIGRATION_EVERY == 0:
+        return frozenset({MIGRATION})
+    return Drawn.of(seed, focus).kinds
+
+
+def seeds_of(first: int, count: int, kinds: Sequence[str], focus: str | None) -> list[int]:
+    """So many seeds from one on, of any of these kinds."""
+    numbers: Iterator[int] = itertools.count(first)
+    if kinds:
+        numbers = (each for each in numbers if kinds_of(each, focus) & set(kinds))
+    return list(itertools.islice(numbers, count))
+
+
+def run_some(seeds: Sequence[int], focus: str | None = None) -> list[Told]:
     """Runs in this process."""
     with scratch() as folder:
-        outcomes = (run_seed(seed, folder) for seed in seeds)
+        outcomes = (run_seed(seed, folder, focus=focus) for seed in seeds)
         return [Told(each.seed, each.kind, each.wrong, each.struck) for each in outcomes]
 
 
-def shorten(seed: int, folder: Path) -> tuple[frozenset[int], Outcome]:
+def shorten(seed: int, folder: Path, focus: str | None) -> tuple[frozenset[int], Outcome]:
     """As many steps as can be left out of a run that fails, for it to fail in the same way."""
-    whole = RandomRun(seed, folder)
+    whole = RandomRun(seed, folder, focus=focus)
     count, wanted = whole.count, whole.run().wrong[:12]
     skipped: frozenset[int] = frozenset()
     size = max(1, count // 2)
     while size and wanted:
         for first in range(0, count, size):
             more = skipped | frozenset(range(first, min(count, first + size)))
-            if more != skipped and run_seed(seed, folder, more).wrong[:12] == wanted:
+            if more != skipped and run_seed(seed, folder, more, focus=focus).wrong[:12] == wanted:
                 skipped = more
         size //= 2
-    return skipped, run_seed(seed, folder, skipped)
+    return skipped, run_seed(seed, folder, skipped, focus=focus)
 
 
-def command_of(seed: int) -> str:
+def command_of(seed: int, focus: str | None) -> str:
     """What repeats a run."""
-    return f".venv/bin/python -m tests.simulation.random_runs --seeds 1 --first {seed} --trace"
+    words = f"--seeds 1 --first {seed} --trace" + (f" --focus {focus}" if focus else "")
+    return f".venv/bin/python -m tests.simulation.random_runs {words}"
 
 
 def say(*lines: object, end: str = "\n") -> None:
@@ -136,31 +163,32 @@ class Tally:
         return [*lines, f"{'all':12} {self.struck.total():8,}"]
 
 
-def run_all(seeds: range, processes: int) -> Iterable[list[Told]]:
-    """Runs of all seeds, in the order in which they end."""
+def run_all(seeds: Sequence[int], processes: int, focus: str | None = None) -> Iterable[list[Told]]:
+    """Runs of all seeds, in their order."""
+    run = partial(run_some, focus=focus)
     parts = [seeds[at : at + _SEEDS_A_TASK] for at in range(0, len(seeds), _SEEDS_A_TASK)]
     if processes < 2:
-        yield from map(run_some, parts)
+        yield from map(run, parts)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_some, parts)
+        yield from pool.map(run, parts)
 
 
-def trace_one(seed: int, *, shortened: bool, with_events: bool) -> int:
+def trace_one(seed: int, focus: str | None, *, shortened: bool, with_events: bool) -> int:
     """Print a run."""
     with scratch() as folder:
-        if shortened and seed % MIGRATION_EVERY:
-            skipped, outcome = shorten(seed, folder)
+        if shortened and (focus or seed % MIGRATION_EVERY):
+            skipped, outcome = shorten(seed, folder, focus)
             say(f"without the steps {sorted(skipped)}:")
         else:
-            outcome = run_seed(seed, folder)
+            outcome = run_seed(seed, folder, focus=focus)
     say(*outcome.trace, *(outcome.events if with_events else ()))
     say(f"WRONG: {outcome.wrong}" if outcome.wrong else "nothing is wrong")
     return 1 if outcome.wrong else 0
 
 
-def main() -> int:
-    """Run the seeds that are asked for, and tell of them."""
+def asked_for() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.random_runs", description=__doc__
     )
@@ -171,26 +199,41 @@ def main() -> int:
     parser.add_argument("--until-wrong", action="store_true", help="end with the first that fails")
     parser.add_argument("--events", action="store_true", help="and every change of its disk")
     parser.add_argument("--shorten", action="store_true", help="leave out what is not needed")
-    asked = parser.parse_args()
-    seeds = range(asked.first, asked.first + asked.seeds)
+    parser.add_argument("--focus", choices=[DAMAGE], help="other runs, which all damage a file")
+    parser.add_argument("--kinds", nargs="*", choices=[*ENGINES, MIGRATION, DAMAGE], default=[],
+                        help="of these alone: what a run begins with, or is about")  # fmt: skip
+    parser.add_argument("--failed-once", action="store_true",
+                        help="begin with the runs that failed once")  # fmt: skip
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the seeds that are asked for, and tell of them."""
+    asked = asked_for()
+    seeds = seeds_of(asked.first, asked.seeds, asked.kinds, asked.focus)
+    if asked.failed_once and asked.focus is None:
+        seeds = [*FAILED_ONCE.values(), *seeds]
     if asked.trace or asked.shorten:
         return max(
-            trace_one(seed, shortened=asked.shorten, with_events=asked.events) for seed in seeds
+            trace_one(seed, asked.focus, shortened=asked.shorten, with_events=asked.events)
+            for seed in seeds
         )
     tally = Tally(time.monotonic(), len(seeds))
     end = "\r" if sys.stdout.isatty() else "\n"
     said_s = tally.began_s
-    for each in chain.from_iterable(run_all(seeds, asked.processes)):
+    for each in chain.from_iterable(run_all(seeds, asked.processes, asked.focus)):
         tally.add(each)
         if each.wrong:
-            say(f"seed {each.seed} ({each.kind}): {each.wrong}", f"  {command_of(each.seed)}")
+            command = command_of(each.seed, asked.focus)
+            say(f"seed {each.seed} ({each.kind}): {each.wrong}", f"  {command}")
             if asked.until_wrong:
+                say(f"it was run {tally.runs.total()}")
                 break
         if time.monotonic() - said_s > (1 if end == "\r" else 30):
             said_s = time.monotonic()
             say(tally.progress(said_s), end=end)
     say(tally.progress(time.monotonic()), "", *tally.table())
-    say(*(command_of(each.seed) for each in tally.failed))
+    say(*(command_of(each.seed, asked.focus) for each in tally.failed))
     return 1 if tally.failed else 0
 
 

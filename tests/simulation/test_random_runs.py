@@ -9,24 +9,15 @@ from pathlib import Path
 import pytest
 
 from message_store.writing.settings import StoreSettings
-from tests.simulation.random_run import ENGINES
+from tests.simulation.draws import DAMAGE, ENGINES
+from tests.simulation.failed_once import FAILED_ONCE
+from tests.simulation.harm import KINDS
 from tests.simulation.random_runs import MIGRATION_EVERY, run_seed
 from tests.simulation.together import Together
 from tests.simulation.world import Owner, World
 from timer_wheel.wheel import waiting
 
 SOUND = (1, 2, 3, 4, 6, 7)
-FAILED_ONCE = {
-    "a-listing-beside-an-advance-has-what-was-cancelled": 600_809,
-    "a-store-that-was-closed-repeats-after-a-flipped-offset": 802_118,
-    "a-handover-after-a-kill-takes-old-markers-for-damaged": 902_738,
-    "a-cancel-is-answered-about-a-message-of-another-slot": 920_132,
-    "a-last-unit-without-its-time-hides-its-message": 920_668,
-    "a-marker-before-the-hand-is-forgotten": 923_322,
-    "a-cancel-is-in-memory-alone-after-a-flush": 923_904,
-    "a-unit-without-its-record-counts-for-the-first-message": 947_966,
-}
-"""What was wrong, and the seed that met it."""
 
 
 @pytest.mark.check
@@ -46,6 +37,15 @@ def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
     assert not outcome.wrong, outcome.trace
 
 
+@pytest.mark.check
+def test_a_damaged_run_is_sound_and_the_same_again(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        one, other = (run_seed(number, tmp_path / "run", focus=DAMAGE) for _ in range(2))
+        assert not one.wrong, one.trace
+        assert one.trace == other.trace
+        assert one.struck.keys() & KINDS.keys()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_listings_beside_an_advance_have_what_waits_and_nothing_else(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +55,7 @@ def test_listings_beside_an_advance_have_what_waits_and_nothing_else(
     for seed in range(16):
         folder, rng = tmp_path / str(seed), random.Random(seed)
         folder.mkdir()
-        world = World(Owner(engine, StoreSettings(), window_slots=6), folder, rng)
+        world = World(Owner(engine, StoreSettings(), window_slots=6), folder)
         try:
             world.open()
             now_ms = world.clock.now_ms()

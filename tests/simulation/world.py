@@ -70,12 +70,16 @@ class Owner(Setup):
         return self.precision_ms or {"levels": 1, "wheel": 1_000, "hierarchy": 1}[self.engine]
 
 
+def forgets(owner: Owner) -> bool:
+    """Whether retention takes what was delivered."""
+    return owner.settings.retention_ms < 30 * DAY_MS
+
+
 class World:
     """The store, which may be closed, its disk, its clock, and the account of its messages."""
 
-    def __init__(self, owner: Owner, folder: Path, rng: random.Random) -> None:
+    def __init__(self, owner: Owner, folder: Path) -> None:
         self.owner, self.folder, self.root = owner, folder, folder / "store"
-        self.rng = rng
         self.clock = ManualClock(START_MS)
         self.account = Account(owner.family, owner.settings.repeat_after_kill)
         self.disk = SimulatedDisk(self.root)
@@ -258,7 +262,7 @@ class World:
     @property
     def forgets(self) -> bool:
         """Whether retention takes what was delivered."""
-        return self.owner.settings.retention_ms < 30 * DAY_MS
+        return forgets(self.owner)
 
     def advance(self, ahead_ms: int = 0) -> None:
         """Deliver what is due, by a clock that may be ahead of the store's or behind it."""

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random runs that failed once: tests run them, and whoever looks for a fault runs them first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FAILED_ONCE: Final = {
+    "a-listing-beside-an-advance-has-what-was-cancelled": 600_809,
+    "a-store-that-was-closed-repeats-after-a-flipped-offset": 802_118,
+    "a-handover-after-a-kill-takes-old-markers-for-damaged": 902_738,
+    "a-cancel-is-answered-about-a-message-of-another-slot": 920_132,
+    "a-last-unit-without-its-time-hides-its-message": 920_668,
+    "a-marker-before-the-hand-is-forgotten": 923_322,
+    "a-cancel-is-in-memory-alone-after-a-flush": 923_904,
+    "a-unit-without-its-record-counts-for-the-first-message": 947_966,
+}
+"""What was wrong, and the seed that met it."""
