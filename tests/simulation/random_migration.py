@@ -13,6 +13,7 @@ from tests.independent.level_messages import Item, LevelMessage, OrdinaryMessage
 from tests.simulation.cases import FAULTS, LATER_POWER, Simulation
 from tests.simulation.migrations import MIGRATIONS, Migration
 from tests.simulation.random_run import Outcome
+from tests.simulation.simulated_disk import Event
 
 _FAULTS = [fault for fault in FAULTS if fault != LATER_POWER]
 _STRIKES = 3
@@ -42,16 +43,24 @@ def run_migration(seed: int, folder: Path) -> Outcome:
     drawn: type[Migration] = type(name, (MIGRATIONS[name],), {"items": draw_items(rng)})
     engine = rng.choice(drawn.engines)
     trace = [f"{name}, {engine}, {len(drawn.items)} messages"]
-    simulation = Simulation(name, engine, seed, folder, {name: drawn})
-    wrong, events, struck = list(simulation.wrong), list(simulation.events), Counter[str]()
-    for _ in range(_STRIKES):
-        fault = rng.choice(_FAULTS)
-        steps = simulation.steps_of(fault)
-        if not steps:
-            continue
-        outcome = simulation.run(fault, rng.choice(steps))
-        struck[fault] += 1
-        trace.append(f"{fault} at change {outcome.case.step}")
-        events += outcome.events
-        wrong += outcome.wrong
+    wrong: list[str] = []
+    events: list[Event] = []
+    struck = Counter[str]()
+    try:
+        simulation = Simulation(name, engine, seed, folder, {name: drawn})
+        wrong += simulation.wrong
+        events += simulation.events
+        for _ in range(_STRIKES):
+            fault = rng.choice(_FAULTS)
+            steps = simulation.steps_of(fault)
+            if not steps:
+                continue
+            step = rng.choice(steps)
+            struck[fault] += 1
+            trace.append(f"{fault} at change {step}")
+            outcome = simulation.run(fault, step)
+            events += outcome.events
+            wrong += outcome.wrong
+    except Exception as error:  # what nobody expects is wrong, and the next runs go on
+        wrong.append(f"{type(error).__name__}: {error}")
     return Outcome(seed, name, "\n  ".join(wrong), struck, trace, events)
