@@ -57,6 +57,28 @@ DAMAGED: Final = frozenset(
 )
 """Guards against damage, which runs with a damaged file look for."""
 
+KILLED: Final = frozenset(
+    (
+        "taken-back-goes-to-the-new-wheel",
+        "older-markers-in-slots-of-today",
+        "index-made-anew-from-the-queue-alone",
+        "given-back-without-the-slots-of-the-wheel",
+        "a-record-that-names-itself-is-done",
+        "rolled-record-taken-for-done",
+        "delivery-names-nothing",
+        "hierarchy-delivery-names-nothing",
+        "hierarchy-roll-names-the-record-it-replaces",
+        "entries-taken-in-though-named",
+        "rolled-looked-for-among-the-near-alone",
+        "named-copy-counts-for-an-equal-message",
+        "names-only-behind-the-mark",
+        "neutral-before-a-mark-says-so",
+        "cancel-answers-of-an-equal-message",
+        "what-a-broker-did-is-not-written-down",
+    )
+)
+"""Guards of equal messages, of kills and of changes of owner: runs with more of those look."""
+
 
 def kinds_of(mutation: Mutation) -> tuple[str, ...]:
     """Of which kinds the runs are that can meet a mutation."""
@@ -70,7 +92,9 @@ def found_by(mutation: Mutation, seeds: int) -> int | None:
     """
     module = "tests.simulation.random_runs"
     command = [sys.executable, "-m", module, "--first", str(FIRST_SEED), "--until-wrong"]
-    focus = ["--focus", "damage"] if mutation.name in DAMAGED else ["--failed-once"]
+    focus = ["--failed-once"]
+    for word, names in (("damage", DAMAGED), ("kills", KILLED)):
+        focus = ["--focus", word] if mutation.name in names else focus
     command += ["--seeds", str(seeds), *focus, "--kinds", *kinds_of(mutation)]
     with mutated(mutation) as root:
         run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

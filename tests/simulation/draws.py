@@ -21,6 +21,11 @@ FAULTS: Final = (*IN_PROCESS, *POWER)
 DAMAGE: Final = "damage"
 """A focus: each run damages a file at its end, of each folder as often as of another."""
 
+KILLS: Final = "kills"
+"""A focus: three names, and many kills, cancels and changes of owner between few flushes."""
+
+FOCUSES: Final = (DAMAGE, KILLS)
+
 
 @attrs.frozen
 class Strike:
@@ -65,10 +70,13 @@ class Drawn:
             for _ in range(rng.choices(range(4), weights)[0])
         }
         harm = None
-        if focus == DAMAGE:
+        if focus is not None:
             kept = attrs.evolve(owner.settings, retention_ms=300 * DAY_MS, repeat_after_kill=False)
-            owner, looks = attrs.evolve(owner, settings=kept), 0.0
-            return Drawn(owner, looks, count, {}, (count - 1, rng.choice(sorted(KINDS))))
+            owner = attrs.evolve(owner, settings=kept)
+        if focus == DAMAGE:
+            return Drawn(owner, 0.0, count, {}, (count - 1, rng.choice(sorted(KINDS))))
+        if focus == KILLS:
+            return Drawn(owner, looks, count, drawn, None)
         if rng.random() < 0.2 and not forgets(owner):
             harm = rng.randrange(count), rng.choice(sorted(KINDS))
         return Drawn(owner, looks, count, drawn, harm)

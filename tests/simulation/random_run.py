@@ -22,7 +22,7 @@ from message_store.base.errors import DelayStoreError
 from tests.simulation.account import PENDING, Life
 from tests.simulation.bench import START_MS
 from tests.simulation.cases import POWER
-from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, Drawn, Strike
+from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, Drawn, Strike
 from tests.simulation.harm import harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
 from tests.simulation.together import Together, ToSchedule
@@ -72,7 +72,7 @@ class RandomRun:
         self.world = World(drawn.owner, folder)
         self.count, self._looks = drawn.count, drawn.looks
         self._strikes, self._harm = drawn.strikes, drawn.harm
-        self._is_damage = focus == DAMAGE
+        self._focus = focus
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -134,7 +134,7 @@ class RandomRun:
             return True
         self.world.close() if rng.random() < 0.6 else self.world.killed()
         self.struck[fault] += 1
-        goes_on = harm(self.world, fault, rng, is_even=self._is_damage)
+        goes_on = harm(self.world, fault, rng, is_even=self._focus == DAMAGE)
         if goes_on:
             self.world.open()
             self.world.look()
@@ -264,7 +264,7 @@ class RandomRun:
     # --- what may be done -------------------------------------------------------------------------
 
     def _actions(self) -> list[tuple[Callable[[random.Random], None], float]]:
-        world = self.world
+        world, kills = self.world, self._focus == KILLS
         actions: list[tuple[Callable[[random.Random], None], float]] = [
             (self._schedule, 12),
             (self._batch, 4),
@@ -274,14 +274,17 @@ class RandomRun:
             (self._stand, 2),
             (self._clock_back, 2),
             (self._advance_ahead, 3),
-            (self._flush, 5),
+            (self._flush, 2 if kills else 5),
             (lambda _rng: world.look(), 2),
             (self._reopen_orderly, 3),
-            (self._kill, 2),
+            (self._kill, 14 if kills else 2),
             (self._together, 4),
         ]
         if world.owner.family == "timers":
-            actions += [(self._change_hands, 2), (self._change_precision, 1)]
+            actions += [
+                (self._change_hands, 6 if kills else 2),
+                (self._change_precision, 6 if kills else 1),
+            ]
         return [*actions, (self._change_family, 1)]
 
     def _flush(self, rng: random.Random) -> None:
@@ -331,6 +334,8 @@ class RandomRun:
         return self.world.clock.now_ms() + rng.choice(_LONG_DELAYS_MS if is_long else _DELAYS_MS)
 
     def _name(self, rng: random.Random) -> str:
+        if self._focus == KILLS:
+            return rng.choice(_LETTERS[:3])
         if rng.random() < 0.5:
             return rng.choice(_LETTERS)
         return f"K{rng.randrange(40)}"

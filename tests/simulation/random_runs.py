@@ -28,7 +28,7 @@ import attrs
 import pytest
 
 from message_store.base import parallel
-from tests.simulation.draws import DAMAGE, ENGINES, Drawn
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, Drawn
 from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
@@ -199,7 +199,7 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--until-wrong", action="store_true", help="end with the first that fails")
     parser.add_argument("--events", action="store_true", help="and every change of its disk")
     parser.add_argument("--shorten", action="store_true", help="leave out what is not needed")
-    parser.add_argument("--focus", choices=[DAMAGE], help="other runs, which all damage a file")
+    parser.add_argument("--focus", choices=FOCUSES, help="other runs, with more of one thing")
     parser.add_argument("--kinds", nargs="*", choices=[*ENGINES, MIGRATION, DAMAGE], default=[],
                         help="of these alone: what a run begins with, or is about")  # fmt: skip
     parser.add_argument("--failed-once", action="store_true",

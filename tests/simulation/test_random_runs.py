@@ -4,12 +4,13 @@ are those that failed once.
 """
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from message_store.writing.settings import StoreSettings
-from tests.simulation.draws import DAMAGE, ENGINES
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES
 from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.harm import KINDS
 from tests.simulation.random_runs import MIGRATION_EVERY, run_seed
@@ -38,12 +39,15 @@ def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.check
-def test_a_damaged_run_is_sound_and_the_same_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("focus", FOCUSES)
+def test_a_run_with_a_focus_is_sound_and_the_same_again(tmp_path: Path, focus: str) -> None:
+    struck = Counter[str]()
     for number in range(1, 5):
-        one, other = (run_seed(number, tmp_path / "run", focus=DAMAGE) for _ in range(2))
+        one, other = (run_seed(number, tmp_path / "run", focus=focus) for _ in range(2))
         assert not one.wrong, one.trace
         assert one.trace == other.trace
-        assert one.struck.keys() & KINDS.keys()
+        struck += one.struck
+    assert focus != DAMAGE or struck.keys() & KINDS.keys()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
