@@ -74,6 +74,8 @@ KILLED: Final = frozenset(
         "names-only-behind-the-mark",
         "neutral-before-a-mark-says-so",
         "cancel-answers-of-an-equal-message",
+        "level-one-ms-early",
+        "unit-of-another-slot",
         "what-a-broker-did-is-not-written-down",
     )
 )

@@ -22,7 +22,12 @@ DAMAGE: Final = "damage"
 """A focus: each run damages a file at its end, of each folder as often as of another."""
 
 KILLS: Final = "kills"
-"""A focus: three names, and many kills, cancels and changes of owner between few flushes."""
+"""A focus: three names, times at the edge of promises, and many kills between few flushes."""
+
+MOST_CHANGES: Final = 3
+"""So often the owner changes with this focus: behind a fifth width a cancelled message may be told
+to be delivered (docs/ENGINES.md).
+"""
 
 FOCUSES: Final = (DAMAGE, KILLS)
 

@@ -22,7 +22,7 @@ from message_store.base.errors import DelayStoreError
 from tests.simulation.account import PENDING, Life
 from tests.simulation.bench import START_MS
 from tests.simulation.cases import POWER
-from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, Drawn, Strike
+from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, MOST_CHANGES, Drawn, Strike
 from tests.simulation.harm import harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
 from tests.simulation.together import Together, ToSchedule
@@ -72,7 +72,7 @@ class RandomRun:
         self.world = World(drawn.owner, folder)
         self.count, self._looks = drawn.count, drawn.looks
         self._strikes, self._harm = drawn.strikes, drawn.harm
-        self._focus = focus
+        self._focus, self._changes = focus, 0
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -280,7 +280,7 @@ class RandomRun:
             (self._kill, 14 if kills else 2),
             (self._together, 4),
         ]
-        if world.owner.family == "timers":
+        if world.owner.family == "timers" and not (kills and self._changes >= MOST_CHANGES):
             actions += [
                 (self._change_hands, 6 if kills else 2),
                 (self._change_precision, 6 if kills else 1),
@@ -372,7 +372,22 @@ class RandomRun:
 
     def _time(self, rng: random.Random) -> None:
         is_long = rng.random() < 0.06
+        if self._focus == KILLS and rng.random() < 0.4:
+            self._time_of_a_promise(rng)
+            return
         self.world.clock.tick(rng.choice(_LONG_LEAPS_MS if is_long else _LEAPS_MS))
+        self.world.advance()
+
+    def _time_of_a_promise(self, rng: random.Random) -> None:
+        """A millisecond before a promise, and when it is due."""
+        now_ms = self.world.clock.now_ms()
+        lives = self.world.account.lives
+        ahead_ms = {each.early_ms - now_ms for each in lives if PENDING in each.may}
+        near_ms = sorted(each for each in ahead_ms if each > 0)[:3]
+        if near_ms:
+            self.world.clock.tick(rng.choice(near_ms) - 1)
+            self.world.advance()
+            self.world.clock.tick(1)
         self.world.advance()
 
     def _stand(self, rng: random.Random) -> None:
@@ -418,6 +433,7 @@ class RandomRun:
     def _become(self, rng: random.Random, owner: Owner) -> None:
         """Another owner opens the store; if it is refused, the old one goes on."""
         world = self.world
+        self._changes += 1
         world.say(f"change to {owner.engine} with slots of {owner.precision_ms} ms")
         self._end_of_owner(rng)
         before, world.owner = world.owner, owner
