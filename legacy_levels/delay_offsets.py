@@ -101,6 +101,12 @@ class DelayOffsets:
         return self.backup.dialect if self.source is OffsetsChoice.BACKUP else self.main.dialect
 
     @property
+    def data_version(self) -> DataVersion | None:
+        """The data version in force; 4.9 writes none."""
+        file = self.backup if self.source is OffsetsChoice.BACKUP else self.main
+        return file.data_version
+
+    @property
     def broker_choice(self) -> OffsetsChoice | None:
         """Which of the files a broker takes; None where it would not start."""
         return _broker_choice(self.main, self.backup)

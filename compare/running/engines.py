@@ -31,6 +31,15 @@ def open_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     return LevelStore.open(path, clock=clock, levels=table, settings=_store_settings(settings))
 
 
+def open_reference_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """ScheduleMessageService in plain Python: the levels by a broker's rules, one by one."""
+    from legacy_levels.reference_store import ReferenceLevelStore
+
+    table = None if settings.level_table is None else DelayLevels.parse(settings.level_table)
+    store_settings = _store_settings(settings)
+    return ReferenceLevelStore.open(path, clock=clock, levels=table, settings=store_settings)
+
+
 def open_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The timer wheel."""
     from timer_wheel import WheelStore
@@ -96,6 +105,7 @@ ENGINES: dict[str, Engine] = {
     "hierarchy": Engine(open_hierarchy),
     "reference-wheel": Engine(open_reference_wheel),
     "memory": Engine(open_memory, has_files=False),
+    "reference-levels": Engine(open_reference_levels),
 }
 
 
