@@ -26,7 +26,7 @@ from legacy_levels.engine.delivery import RETRY_MS, DueRows, LevelDelivery
 from legacy_levels.engine.rules import AsyncRules
 from message_store.base.errors import TargetError
 from message_store.format.dialect import Dialect
-from message_store.reading.consume_queue import BoolArray
+from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.deliveries import LogDeliveries
 
 if TYPE_CHECKING:
@@ -46,12 +46,15 @@ class Resent(enum.Enum):
 
 @attrs.define
 class PendingPut:
-    """One delivery in progress, by the queue offset of its entry. RocketMQ: PutResultProcess."""
+    """One delivery in progress, by the queue offset of its entry. RocketMQ: PutResultProcess.
+
+    ``next_try_ms`` is None unless it waits to be sent again, which only the oldest one does.
+    """
 
     queue_offset: int
     is_stored: bool
     resend_count: int = 0
-    next_try_ms: int = 0
+    next_try_ms: int | None = None
 
 
 @attrs.frozen
@@ -84,6 +87,12 @@ class PendingPuts:
         return tuple(self._puts)
 
     @property
+    def times_sent_again(self) -> int:
+        """How often the oldest one was sent again, the one that is waited for not counted."""
+        head = self._puts[0] if self._puts else PendingPut(0, is_stored=True)
+        return head.resend_count - (head.next_try_ms is not None)
+
+    @property
     def is_blocked(self) -> bool:
         """Whether the oldest one has failed so often that nothing new is started."""
         return bool(self._puts) and self._puts[0].resend_count > self._rules.blocked_after
@@ -103,9 +112,8 @@ class PendingPuts:
     def add(self, queue_offsets: Iterable[int], *, is_stored: bool, now_ms: int) -> None:
         """These were put, or failed; each waits for those in front of it."""
         for queue_offset in queue_offsets:
-            put = PendingPut(queue_offset, is_stored)
-            put.next_try_ms = now_ms + self._wait_ms(put)
-            self._puts.append(put)
+            self._puts.append(PendingPut(queue_offset, is_stored))
+        self._let_wait(now_ms)
 
     def forget(self, queue_offset: int) -> None:
         """Drop a cancelled entry."""
@@ -120,12 +128,11 @@ class PendingPuts:
         while self._puts:
             head = self._puts[0]
             if not head.is_stored:
-                if head.next_try_ms > now_ms:
+                if self._let_wait(now_ms) > now_ms:
                     break
-                head.resend_count += 1
+                head.next_try_ms = None
                 outcome = resend(head.queue_offset)
                 head.is_stored = outcome is Resent.STORED
-                head.next_try_ms = now_ms + self._wait_ms(head)
                 may_give_up = head.resend_count > 2 * self._rules.blocked_after
                 if outcome is Resent.MISSING and may_give_up:
                     skipped.append(self._puts.popleft().queue_offset)
@@ -136,9 +143,16 @@ class PendingPuts:
             self.unsaved_skip = None
         return Handled(tuple(stored), tuple(skipped))
 
-    def _wait_ms(self, put: PendingPut) -> int:
-        steps = put.resend_count + self._first_wait
-        return min(steps * _WAIT_STEP_MS, _LONGEST_WAIT_MS)
+    def _let_wait(self, now_ms: int) -> int:
+        """Let the oldest one wait, if it failed and does not wait yet; when it is sent again. As in
+        brokers, a wait counts as a resend from its beginning.
+        """
+        head = self._puts[0] if self._puts else PendingPut(0, is_stored=True)
+        if not head.is_stored and head.next_try_ms is None:
+            steps = head.resend_count + self._first_wait
+            head.resend_count += 1
+            head.next_try_ms = now_ms + min(steps * _WAIT_STEP_MS, _LONGEST_WAIT_MS)
+        return now_ms if head.next_try_ms is None else head.next_try_ms
 
 
 class AsyncDelivery(LevelDelivery):
@@ -155,7 +169,7 @@ class AsyncDelivery(LevelDelivery):
     @property
     def failing(self) -> dict[int, int]:
         """Of each level with deliveries under way, how often its oldest one was sent again."""
-        return {level: puts.puts[0].resend_count for level, puts in self._under_way.items() if puts}
+        return {level: puts.times_sent_again for level, puts in self._under_way.items() if puts}
 
     def offset_to_save(self, level: int, head: int) -> int:
         """The offset of a level: what was given up does not move it until something is stored."""
@@ -186,6 +200,9 @@ class AsyncDelivery(LevelDelivery):
         self._handle_results()
         while self._start_a_round():
             self._handle_results()
+        for level, under_way in self._under_way.items():
+            if under_way.free_places:
+                self.broker_offsets.looked(level, now_ms)
         columns = [(answer.offsets, answer.sizes, answer.promised_ms) for answer in self._answers]
         nothing = np.zeros(0, np.int64)
         joined = zip((nothing, nothing, nothing), *columns, strict=True)
@@ -194,12 +211,12 @@ class AsyncDelivery(LevelDelivery):
     def _start_a_round(self) -> bool:
         """Put what is due as far as the limits allow; whether there is more to do."""
         parts, masks, cutoffs = self._choose()
-        rows = DueRows.merge(parts)
+        rows = DueRows.merge(parts, in_line=self._in_line)
         if not len(rows):
             return False
         starts = np.cumsum([0, *map(len, parts)])
         chosen = np.concatenate(masks)[starts[rows.part_of_row] + rows.index_in_part]
-        if cutoffs:
+        if cutoffs and not self._in_line:  # levels of a broker know nothing of each other
             due_ms, offset = min(cutoffs)
             is_before = (rows.due_ms < due_ms) | (
                 (rows.due_ms == due_ms) & (rows.commit_log_offset <= offset)
@@ -250,9 +267,14 @@ class AsyncDelivery(LevelDelivery):
             if not under_way:
                 continue
             handled = under_way.handle_results(self._now_ms, partial(self._resend, level))
+            if handled.stored:
+                self.broker_offsets.delivered(level, handled.stored[-1])
             gone = np.array(handled.skipped, np.int64)
             if len(gone):
                 self._state.cursors[level].mark_delivered(gone)
+
+    def _note_stored(self, rows: DueRows, stored: Int64Array) -> None:
+        """Nothing: those before them may be under way, so ``_handle_results`` does it."""
 
     def _resend(self, level: int, queue_offset: int) -> Resent:
         """Put one again, synchronously."""

@@ -115,10 +115,13 @@ class LevelCursor:
 
     ``head`` is the first entry that still waits, ``head_due_ms`` when it is due. ``done`` are queue
     offsets, sorted, of entries behind the head that were delivered out of turn and whose units do
-    not say so yet.
+    not say so yet. With ``waits_in_line`` none is delivered out of turn.
     """
 
-    def __init__(self, level: int, queue: UnitQueue, head: int = 0) -> None:
+    def __init__(
+        self, level: int, queue: UnitQueue, head: int = 0, *, waits_in_line: bool = False
+    ) -> None:
+        self._waits_in_line = waits_in_line
         self.level = level
         self.queue = queue
         self.done: Int64Array = _NONE
@@ -193,11 +196,11 @@ class LevelCursor:
 
     def appended(self, queue_offset: int, due_ms: int) -> None:
         """A message was put at the end."""
-        if due_ms < self._newest_ms:
+        if due_ms < self._newest_ms and not self._waits_in_line:
             self._early.fresh.append((due_ms, queue_offset))
             self._early.first_ms = min(self._early.first_ms, due_ms)
             return
-        self._newest_ms = due_ms
+        self._newest_ms = max(due_ms, self._newest_ms)
         if self.head_due_ms == NEVER_MS:
             self.head, self.head_due_ms = queue_offset, due_ms
 
@@ -215,7 +218,7 @@ class LevelCursor:
             before[0] = self._newest_ms
             before[1:] = due_ms[:-1]
             np.maximum.accumulate(before, out=before)
-            early = due_ms < before
+            early = (due_ms < before) & (not self._waits_in_line)
             self._early.add(due_ms[early], queue_offset[early])
             self._newest_ms = max(int(before[-1]), int(due_ms[-1]))
 
@@ -307,7 +310,8 @@ class LevelCursor:
         done = entries.queue_offset[which]
         self.done = np.union1d(self.done, done[done >= stop])
         # Those left behind one that is due later have lost their turn.
-        self._early.add(entries.due_ms[left], entries.queue_offset[left])
+        if not self._waits_in_line:
+            self._early.add(entries.due_ms[left], entries.queue_offset[left])
         self._move_head(stop)
 
     def mark_delivered(self, queue_offsets: Int64Array) -> None:

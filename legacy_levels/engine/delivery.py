@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from legacy_levels.engine.broker_offsets import BrokerOffsets
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
 from legacy_levels.engine.state import SkippedMessage
@@ -66,8 +67,10 @@ class DueRows:
     due_ms: Int64Array
 
     @classmethod
-    def merge(cls, parts: Sequence[DueEntries]) -> DueRows:
-        """All of these by due time, and among equals in log order."""
+    def merge(cls, parts: Sequence[DueEntries], *, in_line: bool = False) -> DueRows:
+        """All of these by due time, and among equals in log order. With ``in_line`` an entry comes
+        after all that stand in front of it in its queue, whatever their due times.
+        """
         if not parts:
             nothing = np.zeros(0, np.int64)
             return cls((), nothing, nothing, nothing, nothing, nothing)
@@ -81,6 +84,8 @@ class DueRows:
             ),
         ]
         offset, due_ms = columns[2], columns[4]
+        if in_line:
+            due_ms = np.concatenate([np.maximum.accumulate(part.due_ms) for part in parts])
         steps = np.diff(due_ms)
         if (steps < 0).any() or ((steps == 0) & (np.diff(offset) < 0)).any():
             order = np.lexsort((offset, due_ms))
@@ -125,6 +130,8 @@ class LevelDelivery:
         self._how = attrs.evolve(FROM_LEVEL, takes_long_topics=state.live.dialect.knows_long_topics)
         self._blocked_until_ms: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
+        self._in_line = state.rules.out_of_turn == "wait"
+        self.broker_offsets = BrokerOffsets(state)
         self.discarded = 0
 
     def next_due_ms(self) -> int:
@@ -162,11 +169,13 @@ class LevelDelivery:
         Raises TargetError when the disk refuses the first of it; if it refuses later, what came
         before is answered, and the rest waits for the next call.
         """
-        rows = DueRows.merge(self._due_parts(now_ms))
+        rows = DueRows.merge(self._due_parts(now_ms), in_line=self._in_line)
         deliveries, count = self._deliver_rows(rows, now_ms)
         if count == len(rows):
             for part in rows.parts:
                 self._mark_delivered(part, np.ones(len(part), np.bool_))
+            for level in self._state.cursors:
+                self.broker_offsets.looked(level, now_ms)
         else:
             masks = rows.masks_by_part(np.arange(len(rows)) < count)
             for part, mask in zip(rows.parts, masks, strict=True):
@@ -260,9 +269,18 @@ class LevelDelivery:
                 store_ms=max(live.clock.now_ms(), now_ms),
             )
         self._note_bad(rows, chosen, redelivered)
+        self._note_stored(rows, chosen[redelivered.rows])
         return LogDeliveries(
             live, redelivered.positions, redelivered.sizes, rows.due_ms[chosen][redelivered.rows]
         )
+
+    def _note_stored(self, rows: DueRows, stored: Int64Array) -> None:
+        """These rows reached their topics, and nothing before them is still under way."""
+        part_of_row, index = rows.part_of_row[stored], rows.index_in_part[stored]
+        for number, part in enumerate(rows.parts):
+            queue_offsets = part.queue_offset[index[part_of_row == number]]
+            if len(queue_offsets):
+                self.broker_offsets.delivered(part.level, int(queue_offsets.max()))
 
     def _note_bad(self, rows: DueRows, chosen: Int64Array, redelivered: Redelivered) -> None:
         bad = []

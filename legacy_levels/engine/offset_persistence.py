@@ -51,11 +51,13 @@ class _Snapshot:
     done: dict[int, Int64Array]
     last_start: int
     last_head: int
+    broker_table: dict[int, int] | None
 
     def has_same_deliveries(self, other: _Snapshot) -> bool:
         """Whether nothing was delivered between the two, and the log is not much longer."""
         is_near = self.log_end - other.log_end < _LOG_BYTES_A_MARK
-        return self.offsets == other.offsets and not self.done and is_near
+        is_same = (self.offsets, self.broker_table) == (other.offsets, other.broker_table)
+        return is_same and not self.done and is_near
 
     def says_the_same(self, other: _Snapshot) -> bool:
         """Whether nothing was delivered between the two, and nothing appended."""
@@ -65,8 +67,14 @@ class _Snapshot:
 class OffsetPersistence:
     """Writes down where the levels of one store stand."""
 
-    def __init__(self, state: LevelState, offset_to_save: Callable[[int, int], int]) -> None:
+    def __init__(
+        self,
+        state: LevelState,
+        offset_to_save: Callable[[int, int], int],
+        broker_table: Callable[[], dict[int, int] | None],
+    ) -> None:
         self._state = state
+        self._broker_table = broker_table
         self._offset_to_save = offset_to_save
         live = state.live
         self._writer = OffsetsWriter(live.root.path, live.dialect, state.found, live.clock.now_ms())
@@ -189,6 +197,7 @@ class OffsetPersistence:
             {level: cursor.done for level, cursor in cursors.items() if len(cursor.done)},
             log.last_start,
             log.head_checksum(log.last_start),
+            self._broker_table(),
         )
 
     def _neutralise(self, snapshot: _Snapshot) -> None:
@@ -199,7 +208,8 @@ class OffsetPersistence:
             cursor.done = np.setdiff1d(cursor.done, done)
 
     def _put(self, snapshot: _Snapshot, *, is_durable: bool) -> None:
-        text = self._writer.encode(self._table(snapshot.offsets))
+        table = snapshot.broker_table
+        text = self._writer.encode(self._table(snapshot.offsets) if table is None else table)
         mark = DeliveryMark(
             snapshot.log_end,
             snapshot.offsets,

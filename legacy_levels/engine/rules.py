@@ -4,9 +4,11 @@
 The defaults are safe; a broker's own way has to be chosen by name.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 import attrs
+
+from message_store.base.errors import OptionsError
 
 _not_negative = attrs.validators.ge(0)
 
@@ -58,6 +60,10 @@ class LevelRules:
     - ``beyond_level``: a due time further away than the level's delay, which a clock set back or a
       shorter level leaves behind, is waited for (``wait``), or the message delivered at once, as
       brokers do (``deliver``).
+    - ``out_of_turn``: an entry that is due earlier than one in front of it is delivered at its own
+      time (``deliver``), or waits for that one, as with brokers (``wait``).
+    - ``saved_offsets``: delayOffset.json names the first entry that is pending (``head``), or what
+      a broker's table would hold (``broker``): a skipped entry does not move it.
     - ``on_table_change``: where messages wait with another delay than the level table has, opening
       is refused (``refuse``), or they keep their due times (``keep``), or levels that the table
       does not have are left alone, as brokers do (``broker``).
@@ -68,8 +74,36 @@ class LevelRules:
 
     poison: Literal["skip", "block"] = "skip"
     beyond_level: Literal["wait", "deliver"] = "wait"
+    out_of_turn: Literal["deliver", "wait"] = "deliver"
+    saved_offsets: Literal["head", "broker"] = "head"
     on_table_change: Literal["refuse", "keep", "broker"] = "refuse"
     spare_waiting: bool = True
     async_delivery: bool = False
     async_rules: AsyncRules = AsyncRules()
     timings: LevelTimings = LevelTimings()
+
+    @classmethod
+    def of_broker(cls, version: str, *, async_delivery: bool = False) -> Self:
+        """The rules of a broker: the one name for "faithful". ``StoreSettings.repeat_after_kill``
+        belongs to it.
+
+        ``version`` is a broker's, such as ``"4.9.7"`` or ``"5.5.0"``. What differs is ``poison``.
+        ``async_delivery`` is `enableScheduleAsyncDeliver`, which is off in brokers. Raises
+        OptionsError for a version other than 4.9 and 5. RocketMQ: ScheduleMessageService (4.9.7,
+        5.3.3).
+
+        >>> LevelRules.of_broker("4.9.7").poison, LevelRules.of_broker("5.5.0").poison
+        ('block', 'skip')
+        """
+        if not version.startswith(("4.9", "5.")):
+            raise OptionsError(f"{version!r} is no version of 4.9 or 5")
+        return cls(
+            poison="block" if version.startswith("4.9") else "skip",
+            beyond_level="deliver",
+            out_of_turn="wait",
+            saved_offsets="broker",
+            on_table_change="broker",
+            spare_waiting=False,
+            async_delivery=async_delivery,
+            timings=BROKER_TIMINGS,
+        )

@@ -281,7 +281,8 @@ def _cursor(state: LevelState, level: int, start: Start, *, may_tell_losses: boo
         state.corrections.append(Correction(level, stored, head))
     if may_tell_losses and len(lost):
         state.skipped.add(_notes_of_lost(level, lost, units))
-    cursor = LevelCursor(level, queue, head)
+    waits_in_line = state.rules.out_of_turn == "wait"
+    cursor = LevelCursor(level, queue, head, waits_in_line=waits_in_line)
     cursor.mark_delivered(done)
     return cursor
 

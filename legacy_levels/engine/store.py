@@ -105,7 +105,9 @@ class LevelStore(ClosedOnExit):
         self._scheduling = LevelIntake(state, rounding)
         is_async = state.rules.async_delivery
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
-        self._persistence = OffsetPersistence(state, self._delivery.offset_to_save)
+        self._persistence = OffsetPersistence(
+            state, self._delivery.offset_to_save, self._delivery.broker_offsets.copy
+        )
         self._group = self.live.group(self._persistence.flush)
         self._first_call_ms: int | None = None
         self._last_look_ms: int | None = None

@@ -104,11 +104,11 @@ def test_a_level_is_blocked_after_more_than_three_resends_of_its_head() -> None:
         assert next_ms is not None
         level.handle_results(next_ms, NOBODY)
     assert rooms == [
-        (0, False, True),
         (1, False, True),
         (2, False, True),
         (3, False, True),
         (4, True, False),
+        (5, True, False),
     ]
     level.handle_results(10**6, Disk(Resent.STORED))
     assert not level.is_blocked
