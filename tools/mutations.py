@@ -727,6 +727,27 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "                pass",
         "tests/migrate/spark/test_jobs.py::test_ctrl_c_before_the_job_has_begun_ends_it_too",
     ),
+    Mutation(
+        "batch-order-of-a-level",
+        "legacy_levels/engine/delivery.py",
+        "            order = np.lexsort((offset, due_ms))",
+        "            order = np.lexsort((-offset, due_ms))",
+        "tests/legacy_levels/test_against_reference.py::test_levels_by_a_broker_s_rules_do_what_the_reference_does[few-AgainstReference]",
+    ),
+    Mutation(
+        "delivery-offset-above-its-queue-not-corrected",
+        "legacy_levels/engine/state.py",
+        "    head = min(max(stored, queue.min_offset), queue.max_offset)",
+        "    head = max(stored, queue.min_offset)",
+        "tests/legacy_levels/test_against_reference.py::test_levels_by_a_broker_s_rules_do_what_the_reference_does[few-AgainstReference]",
+    ),
+    Mutation(
+        "poison-passed-where-delivery-is-asynchronous",
+        "legacy_levels/engine/delivery.py",
+        '        if self._state.rules.poison == "block":',
+        '        if self._state.rules.poison == "block" and not self._state.rules.async_delivery:',
+        "tests/legacy_levels/test_against_reference.py::test_levels_by_a_broker_s_rules_do_what_the_reference_does[few-AsyncAgainst49]",
+    ),
 )
 
 

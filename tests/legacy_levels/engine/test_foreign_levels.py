@@ -301,7 +301,12 @@ def test_an_asynchronous_put_that_fails_is_sent_again_and_blocks_its_level(
         bench.advance(store, 1)
         bench.clock.tick(1_000)
         disk.is_on = False
-        assert bench.advance(store) == [b"body 0", b"body 1", b"body 2", b"body 3"]
+        came = bench.advance(store)
+        if dialect is Dialect.ROCKETMQ_4_9:  # whose first wait is 0
+            assert came == [b"body 0", b"body 1", b"body 2", b"body 3"]
+        else:  # each failed one waits 100 ms once it is the oldest; a new one is put meanwhile
+            assert came == [b"body 0", b"body 3"]
+            assert [bench.advance(store, 100) for _ in range(2)] == [[b"body 1"], [b"body 2"]]
         assert disk.refused == before
     assert bench.offsets() == {1: 4}
 
