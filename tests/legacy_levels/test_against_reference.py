@@ -111,6 +111,13 @@ def fact(message: StoredMessage) -> Fact:
     return tuple(kept.items())
 
 
+dues = st.one_of(
+    st.builds(AtLevel, st.integers(1, 5)),
+    st.builds(AfterMs, st.integers(0, 60_000)),
+    st.builds(AtMs, st.integers(START_MS - 5_000, START_MS)),
+)
+
+
 class AgainstReference(RuleBasedStateMachine):
     """Two stores, one clock."""
 
@@ -174,18 +181,14 @@ class AgainstReference(RuleBasedStateMachine):
         self.clock.tick(millisecond)
 
     @rule(
-        due=st.one_of(
-            st.builds(AtLevel, st.integers(1, 5)),
-            st.builds(AfterMs, st.integers(0, 60_000)),
-            st.builds(AtMs, st.integers(START_MS - 5_000, START_MS)),
-        ),
+        dues=st.lists(dues, min_size=1, max_size=3),
         topic=st.sampled_from(["orders", "payments", HALF]),
-        count=st.integers(1, 5),
+        count=st.integers(1, 4),
         queue_id=st.integers(0, 1),
     )
-    def schedule(self, due: Due, topic: str, count: int, queue_id: int) -> None:
+    def schedule(self, dues: list[Due], topic: str, count: int, queue_id: int) -> None:
         """Some are stored within a millisecond, so that their due times are equal."""
-        for _ in range(count):
+        for due in (due for due in dues for _ in range(count)):
             self.made += 1
             body = b"%d" % self.made
             message = Message(topic, body, "tag", queue_id=queue_id, unique_key=f"K{self.made}")
