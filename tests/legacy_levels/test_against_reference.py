@@ -217,6 +217,11 @@ class AgainstReference(RuleBasedStateMachine):
     def the_clock_is_set_back(self, step_ms: int) -> None:
         self.clock.tick(-step_ms)
 
+    @rule(step_ms=st.integers(1, 5_000))
+    def nobody_looks(self, step_ms: int) -> None:
+        """So that several levels are due at the next look, a longer one before a shorter one."""
+        self.clock.tick(step_ms)
+
     @rule()
     def flush(self) -> None:
         self.let_time_pass(1_000)  # a second flush within a second syncs the log alone
