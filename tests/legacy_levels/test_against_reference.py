@@ -185,10 +185,15 @@ class AgainstReference(RuleBasedStateMachine):
         topic=st.sampled_from(["orders", "payments", HALF]),
         count=st.integers(1, 4),
         queue_id=st.integers(0, 1),
+        pause_ms=st.sampled_from([0, 1_500, 4_500]),
     )
-    def schedule(self, dues: list[Due], topic: str, count: int, queue_id: int) -> None:
+    def schedule(
+        self, dues: list[Due], topic: str, count: int, queue_id: int, pause_ms: int
+    ) -> None:
         """Some are stored within a millisecond, so that their due times are equal."""
-        for due in (due for due in dues for _ in range(count)):
+        for number, due in enumerate(due for due in dues for _ in range(count)):
+            # Nobody looks in a pause, so that a longer level may be due before a shorter one.
+            self.clock.tick(pause_ms if number and number % count == 0 else 0)
             self.made += 1
             body = b"%d" % self.made
             message = Message(topic, body, "tag", queue_id=queue_id, unique_key=f"K{self.made}")
@@ -216,11 +221,6 @@ class AgainstReference(RuleBasedStateMachine):
     @rule(step_ms=st.integers(1, 70_000))
     def the_clock_is_set_back(self, step_ms: int) -> None:
         self.clock.tick(-step_ms)
-
-    @rule(step_ms=st.integers(1, 5_000))
-    def nobody_looks(self, step_ms: int) -> None:
-        """So that several levels are due at the next look, a longer one before a shorter one."""
-        self.clock.tick(step_ms)
 
     @rule()
     def flush(self) -> None:
