@@ -2,8 +2,8 @@
 """``ReferenceLevelStore``: ScheduleMessageService on a store directory, as an engine.
 
 It binds the reference to the same log and queues that ``LevelStore`` works on. It is for tests,
-races and teaching: it keeps a broker's rules, so a kill repeats deliveries, and an entry that is
-not due holds back all entries behind it. Limitations: no cancel, because RocketMQ has none for
+races and teaching. It keeps a broker's rules: a kill repeats deliveries, and an entry that is not
+due holds back all entries behind it. Limitations: no cancel, because RocketMQ has none for
 levels; no retention; ``check`` finds nothing.
 """
 

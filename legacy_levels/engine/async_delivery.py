@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous delivery, as brokers do it: many deliveries in progress, finished in order.
+"""The bulk form of DeliverDelayedMessageTimerTask#asyncDeliver: many deliveries in progress.
 
-RocketMQ: DeliverDelayedMessageTimerTask#asyncDeliver, PutResultProcess, HandlePutResultTask. A
+They finish in order. RocketMQ: the same, PutResultProcess, HandlePutResultTask. A
 delivery stays in progress until all before it are finished, because a level's offset only moves
 past delivered entries. A failed one is sent again at growing intervals, without end. A level that
 failed often enough starts no new ones (docs/FORMAT.md, delivery of a level).

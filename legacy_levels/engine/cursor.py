@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``LevelCursor``: how far a level is delivered, and which of its entries are due.
+"""The bulk form of DeliverDelayedMessageTimerTask#executeOnTimeup: which entries are due.
 
-RocketMQ: offsetTable.get(level), DeliverDelayedMessageTimerTask#executeOnTimeup. All delays of a
+``LevelCursor`` says how far a level is delivered. RocketMQ: offsetTable.get(level). All delays of a
 level are equal, so due times rise along its queue and due entries stand at its head. Some entries
 are out of turn, due earlier than one in front of them. They were due when they were stored, or were
 stored after a clock was set back. A broker delivers them when the one in front is due; here they

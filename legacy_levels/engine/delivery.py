@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivers what is due in all levels, by due time, and in log order where due times are equal.
+"""The bulk form of DeliverDelayedMessageTimerTask#syncDeliver: delivers what is due in all levels.
 
-RocketMQ: DeliverDelayedMessageTimerTask#executeOnTimeup, #syncDeliver,
+By due time, and in log order where due times are equal. RocketMQ: the same, #executeOnTimeup,
 ScheduleMessageService#messageTimeup (4.9.7); there each level has a thread of its own. A record
 that cannot be delivered is skipped, or blocks its level (``LevelRules``). Half messages of
 transactions are dropped, as brokers do. A store of 4.9 holds a message whose topic is too long for

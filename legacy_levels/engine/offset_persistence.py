@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves how far the levels are delivered: delayOffset.json for brokers, the marks for ourselves.
+"""The bulk form of ScheduleMessageService#persist: saves how far the levels are delivered.
 
-RocketMQ: ScheduleMessageService#persist. At an interval, as brokers do: that survives a kill. At a
-flush, after everything that it covers: that also survives a loss of power.
+delayOffset.json is for brokers, the marks are for ourselves. At an interval, as brokers do: that
+survives a kill. At a flush, after everything that it covers: that also survives a loss of power.
 
 Entries that were delivered out of turn are neutralised: no offset tells that they were delivered.
 The order: sync the log, which has their copies; neutralise them; sync the queues; write the mark,

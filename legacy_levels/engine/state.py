@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of an open level store, and how opening finds it.
+"""The bulk form of ScheduleMessageService#load: the state of a level store, found at opening.
 
 RocketMQ: ScheduleMessageService#load, #correctDelayOffset (4.9.7).
 """
