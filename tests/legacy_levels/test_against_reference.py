@@ -343,13 +343,18 @@ few = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+brief = settings(few, max_examples=2, stateful_step_count=10)
 many = settings(few, max_examples=150, stateful_step_count=60)
 
 
 @pytest.mark.parametrize("machine", with_examples(MACHINES, QUICK))
 @pytest.mark.parametrize(
     "effort",
-    [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.nightly)],
+    [
+        pytest.param(brief, id="brief"),
+        pytest.param(few, id="few", marks=pytest.mark.check),
+        pytest.param(many, id="many", marks=pytest.mark.nightly),
+    ],
 )
 def test_levels_by_a_broker_s_rules_do_what_the_reference_does(
     machine: type[AgainstReference], effort: settings
