@@ -732,7 +732,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "legacy_levels/engine/delivery.py",
         "            order = np.lexsort((offset, due_ms))",
         "            order = np.lexsort((-offset, due_ms))",
-        "tests/legacy_levels/test_against_reference.py::test_levels_by_a_broker_s_rules_do_what_the_reference_does[few-AgainstReference]",
+        "tests/legacy_levels/test_against_reference.py::test_of_levels_that_are_due_together_each_keeps_its_order",
     ),
     Mutation(
         "delivery-offset-above-its-queue-not-corrected",

@@ -360,3 +360,14 @@ def test_levels_by_a_broker_s_rules_do_what_the_reference_does(
     machine: type[AgainstReference], effort: settings
 ) -> None:
     run_state_machine_as_test(machine, settings=effort)
+
+
+def test_of_levels_that_are_due_together_each_keeps_its_order() -> None:
+    """A history of the machine that chance makes too seldom: a longer level is due first."""
+    machine = AgainstReference()
+    machine.schedule(
+        dues=[AtLevel(3), AtLevel(1)], topic="orders", count=3, queue_id=0, pause_ms=4_500
+    )
+    machine.let_time_pass(step_ms=5_000)
+    assert [len(facts) for facts in machine.delivered[0].values()] == [3, 3]
+    machine.teardown()
