@@ -746,7 +746,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "legacy_levels/engine/delivery.py",
         '        if self._state.rules.poison == "block":',
         '        if self._state.rules.poison == "block" and not self._state.rules.async_delivery:',
-        "tests/legacy_levels/test_against_reference.py::test_levels_by_a_broker_s_rules_do_what_the_reference_does[few-AsyncAgainst49]",
+        "tests/legacy_levels/test_against_reference.py::test_poison_stops_a_level_of_4_9_however_it_delivers[AsyncAgainst49]",
     ),
 )
 

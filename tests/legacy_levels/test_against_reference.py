@@ -371,3 +371,17 @@ def test_of_levels_that_are_due_together_each_keeps_its_order() -> None:
     machine.let_time_pass(step_ms=5_000)
     assert [len(facts) for facts in machine.delivered[0].values()] == [3, 3]
     machine.teardown()
+
+
+@pytest.mark.parametrize("machine_of", MACHINES)
+def test_poison_stops_a_level_of_4_9_however_it_delivers(
+    machine_of: type[AgainstReference],
+) -> None:
+    """A history of the machine: the second of three messages does not name its topic."""
+    machine = machine_of()
+    machine.schedule(dues=[AtLevel(2)], topic="orders", count=3, queue_id=0, pause_ms=0)
+    machine.a_record_is_damaged(number=1, damage=b"REAL_TOPIC")
+    machine.let_time_pass(step_ms=5_000)
+    is_4_9 = machine.dialect is Dialect.ROCKETMQ_4_9
+    assert [len(facts) for facts in machine.delivered[0].values()] == [1 if is_4_9 else 2]
+    machine.teardown()
