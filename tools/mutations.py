@@ -58,7 +58,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "records-before-a-queue-are-not-missed",
         "legacy_levels/backlog/log_tail.py",
-        "    return not len(units) or bool((others < units[\"commit_log_offset\"][0]).all())",
+        '    return not len(units) or bool((others < units["commit_log_offset"][0]).all())',
         "    return True",
         "tests/legacy_levels/backlog/test_log_notes.py::test_what_queues_lead_to_is_only_counted",
     ),
