@@ -67,7 +67,6 @@ KILLED: Final = frozenset(
         "rolled-record-taken-for-done",
         "delivery-names-nothing",
         "hierarchy-delivery-names-nothing",
-        "hierarchy-roll-names-the-record-it-replaces",
         "entries-taken-in-though-named",
         "rolled-looked-for-among-the-near-alone",
         "named-copy-counts-for-an-equal-message",
