@@ -29,6 +29,7 @@ from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import is_of, load_plan, mismatch, read_plan_facts, stored_corrections
 from migrate.plan.target_rows import TargetRows
 from migrate.progress import Progress, no_progress
+from migrate.report.finished_target import finished_before
 from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
 from migrate.report.report import ConversionPlan, ConversionReport, DueTimes, Seconds
 from migrate.settings import ConvertOptions
@@ -58,6 +59,7 @@ from migrate.write.room import (
 from migrate.write.seal import seal, topic_demands
 from migrate.write.staging import (
     Staging,
+    TargetBusyError,
     make_directory,
     no_broker,
     remove_empty,
@@ -68,6 +70,12 @@ from migrate.write.target_config import CONF_NAME, broker_conf, broker_settings,
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LOCK_POLL_MS = 200.0
+
+
+class FinishedTargetError(TargetError):
+    """The target is a finished conversion already."""
 
 
 def convert(
@@ -85,6 +93,31 @@ def convert(
     BadRecordsError under ``on_bad_record="fail"``, and TargetError; see docs/MIGRATING.md.
     """
     return _Conversion([options], spark, progress).run(spark_start_s)
+
+
+def convert_patiently(
+    options: ConvertOptions,
+    *,
+    patience_s: float,
+    spark: "SparkSession | None" = None,
+    progress: Progress = no_progress,
+) -> ConversionReport:
+    """``convert``, beside other attempts at the same: waits for a target that one of them holds,
+    and takes the report of one that has finished. Raises what ``convert`` raises.
+    """
+    started_s = stopwatch_s()
+    while True:
+        try:
+            return convert(options, spark=spark, progress=progress)
+        except TargetBusyError:
+            if stopwatch_s() - started_s >= patience_s:
+                raise
+        except FinishedTargetError:
+            report = finished_before(options)
+            if report is None:
+                raise
+            return report
+        SystemClock().sleep_ms(_LOCK_POLL_MS)
 
 
 def convert_merged(
@@ -260,7 +293,7 @@ class _Conversion:
         if is_finished:
             if tidies:
                 tidy_up(self.staging, self.options.access)
-            raise TargetError(
+            raise FinishedTargetError(
                 f"{self.target.path}: already holds a finished conversion;"
                 " verify that one, or choose another directory"
             )

@@ -21,7 +21,7 @@ from message_store.reading.commit_log import (
     first_store_times,
     read_store_times,
 )
-from message_store.reading.consume_queue import UnitArray, is_filled, read_last_unit
+from message_store.reading.consume_queue import UnitArray, is_filled, read_last_entry
 
 _NEWEST_ENTRIES = 1_024
 
@@ -43,7 +43,9 @@ def find_indexed_end(
     """
     queues = StoreRoot(root).consume_queues
     directories = [queue for topic in list_directories(queues) for queue in list_directories(topic)]
-    units = [read_last_unit(directory, file_bytes=queue_file_bytes) for directory in directories]
+    units = [
+        read_last_entry(directory, file_bytes=queue_file_bytes).units for directory in directories
+    ]
     if not any(map(len, units)):
         return IndexedEnd(log.min_offset)
     last = np.concatenate(units)

@@ -19,6 +19,7 @@ from message_store.reading.consume_queue import (
     Int64Array,
     QueueEntries,
     is_filled,
+    read_last_entry,
     read_queue,
     resolve_tags_codes,
 )
@@ -99,6 +100,21 @@ def open_level_queues(
         return open_level_queue(root, level, stored, queue_file_bytes=queue_file_bytes)
 
     return tuple(parallel_map(open_one, levels_with_queue(root)))
+
+
+def estimate_backlog(root: Path, offsets: DelayOffsets) -> tuple[int, int]:
+    """About how many messages wait, and how long their records are together.
+
+    Nothing but the last entry of each queue is looked at, and all of a level are taken to be as
+    long. Raises SourceError.
+    """
+    count = size_bytes = 0
+    for level in levels_with_queue(root):
+        last = read_last_entry(StoreRoot(root).level_queue(level))
+        waiting = max(0, last.queue_max - max(offsets.offset_of(level), last.queue_min))
+        count += waiting
+        size_bytes += waiting * int(last.size_bytes.sum())
+    return count, size_bytes
 
 
 def levels_with_queue(root: Path) -> list[int]:

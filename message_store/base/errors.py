@@ -10,7 +10,7 @@ import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from message_store.base.printable import counted
 
@@ -23,10 +23,22 @@ class DelayStoreError(Exception):
 
     row: int | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle facts and sentence: a worker's error arrives as it was, whatever made it."""
+        return _restored, (type(self), self.args, self.__dict__)
+
     def of_row(self, row: int) -> Self:
         """The same error, which knows its row."""
         self.row = row
         return self
+
+
+def _restored(
+    kind: type[DelayStoreError], args: tuple[Any, ...], facts: dict[str, Any]
+) -> DelayStoreError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class FormatError(DelayStoreError):

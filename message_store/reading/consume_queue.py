@@ -261,8 +261,8 @@ def _is_unit_at(reader: SegmentReader, position: int) -> bool:
     return bool(is_filled(unit).all())
 
 
-def read_last_unit(directory: Path, *, file_bytes: int | None = None) -> UnitArray:
-    """The last entry of a queue, as an array of one, or of none for an empty queue.
+def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueEntries:
+    """The last entry of a queue, or none of an empty one.
 
     Found by bisection, as a queue is filled from the front: a few reads however long it is. Of a
     damaged queue it may be an earlier one.
@@ -284,8 +284,9 @@ def read_last_unit(directory: Path, *, file_bytes: int | None = None) -> UnitArr
                 else:
                     high = middle
             if low and is_there(segment, low - 1):
-                return unit
-    return unit[:0]
+                first = segment.start_offset // QUEUE_UNIT.size + low - 1
+                return QueueEntries(unit, first, reader.min_offset // QUEUE_UNIT.size)
+    return QueueEntries(unit[:0], 0, 0)
 
 
 # --- extension units ------------------------------------------------------------------------------

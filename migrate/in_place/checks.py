@@ -30,7 +30,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import BLANK_RECORD
 from message_store.reading.commit_log import find_log_end, first_store_times
-from message_store.reading.consume_queue import read_last_unit, read_queue
+from message_store.reading.consume_queue import read_last_entry, read_queue
 from message_store.writing.losses import require_whole_log
 from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings
@@ -173,7 +173,7 @@ def refuse_damage(root: StoreRoot) -> None:
         return  # what queues have beyond the log is then cut off before anything is planned
     queues = [root.timer_queue(), *map(root.level_queue, levels_with_queue(root.path))]
     for queue in queues:
-        unit = read_last_unit(queue)
+        unit = read_last_entry(queue).units
         ends = unit["commit_log_offset"].astype(np.int64) + unit["size_bytes"]
         if int(ends[is_message(unit)].max(initial=0)) > scan.log_end:
             raise SourceError(

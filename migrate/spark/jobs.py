@@ -18,15 +18,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import attrs
-
-from message_store.base.errors import (
-    DelayStoreError,
-    FormatError,
-    MigrationError,
-    SourceError,
-    TargetError,
-)
+from message_store.base.errors import DelayStoreError, MigrationError
 from migrate.spark.cluster import attempts_elsewhere, context_of
 from migrate.spark.reasons import reason_of
 
@@ -41,7 +33,6 @@ Result = TypeVar("Result")
 _POLL_SECONDS = 0.1
 _ORDER_SEED = 20
 _DESCRIPTION = "spark.job.description"
-_ERRORS: tuple[type[DelayStoreError], ...] = (SourceError, TargetError, FormatError)
 
 
 def run_job(
@@ -51,36 +42,37 @@ def run_job(
     done: Callable[[int], None],
     name: str,
 ) -> list[Result]:
-    """``function`` of every task, in the order of the tasks; see ``run_tasks``.
+    """``function`` of every task, in the order of the tasks; see ``run_tasks``."""
+    results: list[Result] = []
+    for outcome in run_each(spark, tasks, function, done, name):
+        if isinstance(outcome, DelayStoreError):
+            raise outcome
+        results.append(outcome)
+    return results
+
+
+def run_each(
+    spark: "SparkSession",
+    tasks: Sequence[Task],
+    function: Callable[[Task], Result],
+    done: Callable[[int], None],
+    name: str,
+) -> list[Result | DelayStoreError]:
+    """As ``run_job``, but an error of a task is its result: it ends no other.
 
     Spark gets them in another order, the same each time: a slow stretch of a log is not the last.
+    Raises MigrationError when Spark gave up.
     """
     try:
         outcomes = _collected(spark, tasks, function, done, name)
     except _JobError as error:
         reason = reason_of(str(error.__cause__))
         raise MigrationError(f"Spark could not finish {name}: {reason}") from error.__cause__
-    results: list[Result] = []
-    for number in range(len(tasks)):
-        outcome = outcomes[number]
-        if isinstance(outcome, _Refusal):
-            raise outcome.kind(outcome.sentence)
-        results.append(outcome)
-    return results
+    return [outcomes[number] for number in range(len(tasks))]
 
 
 class _JobError(Exception):
     """Its cause is what Spark raised: Py4J and gRPC have many kinds for what is gone or failed."""
-
-
-@attrs.frozen
-class _Refusal:
-    """An error on its way back from a worker, as a value: Spark would repeat a task that raises it
-    three times.
-    """
-
-    kind: type[DelayStoreError]
-    sentence: str
 
 
 def _pickled(value: object) -> bytes:
@@ -100,14 +92,14 @@ def _collected(
     function: Callable[[Task], Result],
     done: Callable[[int], None],
     name: str,
-) -> "dict[int, Result | _Refusal]":
+) -> dict[int, Result | DelayStoreError]:
     """The outcome of each task, by its number. Raises _JobError, and what ``done`` raises."""
     from pyspark.util import InheritableThread
 
     context = context_of(spark)
     tag = f"delaywheel-{secrets.token_hex(6)}"
     handle = _ConnectJob(spark, tag) if context is None else _ClassicJob(context, tag)
-    result: Future[dict[int, Result | _Refusal]] = Future()
+    result: Future[dict[int, Result | DelayStoreError]] = Future()
 
     def collect() -> None:
         try:
@@ -255,17 +247,17 @@ def _attempts(
 
 def _attempt(
     function: Callable[[Task], Result], task: Task, max_attempts: int | None
-) -> "Result | _Refusal":
-    """Damage of the data is the same on every machine, so it is a value. An error of the disk may
-    be of this machine alone: it is raised, and Spark tries the task again, but for the last time.
+) -> Result | DelayStoreError:
+    """Damage of the data is the same on every machine, so it is a value: Spark would repeat a task
+    that raises it. An error of the disk may be of this machine alone. It is raised, and Spark tries
+    the task again, but for the last time.
     """
     try:
         return function(task)
     except DelayStoreError as error:
         if max_attempts is not None and _is_of_disk(error) and _may_follow(max_attempts):
             raise
-        kind = next((kind for kind in _ERRORS if isinstance(error, kind)), MigrationError)
-        return _Refusal(kind, str(error))
+        return error
 
 
 def _is_of_disk(error: BaseException | None) -> bool:

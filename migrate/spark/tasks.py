@@ -10,13 +10,15 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from message_store.base.errors import TargetError
+from message_store.base.errors import DelayStoreError, TargetError
 from message_store.base.parallel import parallel_map
 from migrate.plan.stored_plan import StoredPlan
 from migrate.plan.target_rows import TargetRows
 from migrate.progress import Progress
+from migrate.report.report import ConversionReport
+from migrate.settings import ConvertOptions
 from migrate.spark.cluster import sees_this_machine
-from migrate.spark.jobs import run_job
+from migrate.spark.jobs import run_each, run_job
 from migrate.write.index_files import IndexStage
 from migrate.write.log_file import FileNote, write_file
 from migrate.write.publishing import is_publishing
@@ -32,6 +34,7 @@ Result = TypeVar("Result")
 _MANY_ROWS = 8 << 20
 """From so many on index files are tasks; a choice: four million take 0.2 s of two cores here."""
 _WRITE = "the write stage"
+SMALL_STORES = "small stores"
 VERIFICATION = "the verification"
 
 
@@ -105,4 +108,24 @@ def run_tasks(
     for number, task in enumerate(tasks):
         results.append(function(task))
         done(number + 1)
+    return results
+
+
+def convert_stores(
+    spark: "SparkSession",
+    stores: Sequence[ConvertOptions],
+    convert: Callable[[ConvertOptions], ConversionReport],
+    progress: Progress,
+) -> list[ConversionReport | DelayStoreError]:
+    """Convert whole stores, a task each; an error of one is its result, and ends no other.
+
+    Raises MigrationError when Spark gave up: then some of them may be converted.
+    """
+
+    def done(tasks: int) -> None:
+        progress(SMALL_STORES, tasks, len(stores))
+
+    done(0)
+    results = run_each(spark, stores, convert, done, f"the {SMALL_STORES}")
+    done(len(stores))
     return results

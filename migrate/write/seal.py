@@ -54,7 +54,8 @@ def seal(
     if rows.engine == WHEEL:
         files |= _wheel_files(rows, demands)
     for name, content in files.items():
-        replace_file(staging.store.config_file(name), content)
+        path = staging.store.config_file(name)
+        replace_file(path, content, is_durable=False)  # all of it is synced below
     if rows.engine == WHEEL:
         _write_slots(rows, staging.store)
     else:

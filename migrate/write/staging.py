@@ -52,6 +52,10 @@ def target_errors(path: Path) -> Iterator[None]:
         raise TargetError(f"{where}: cannot be written: {error.strerror}") from error
 
 
+class TargetBusyError(TargetError):
+    """Another conversion holds the lock of a target directory."""
+
+
 @attrs.frozen
 class Attempt:
     """The directory of one attempt at one log file, and what lies in it."""
@@ -203,7 +207,7 @@ def sole_writer(target: StoreRoot) -> Iterator[str | None]:
     warning where the disk supports no locks, else None.
 
     A lock on the directory itself leaves nothing behind and ends with the process. NFS locks no
-    directories; there a file in it is locked, and removed at the end. Raises TargetError when
+    directories; there a file in it is locked, and removed at the end. Raises TargetBusyError when
     another conversion holds the lock.
     """
     with target_errors(target.path):
@@ -231,12 +235,24 @@ def sole_writer(target: StoreRoot) -> Iterator[str | None]:
         os.close(descriptor)
 
 
+def knows_locks(target: StoreRoot) -> bool:
+    """Whether the disk of a target locks anything; leaves nothing. Raises as ``sole_writer``."""
+    made = make_directory(target.path)
+    try:
+        with sole_writer(target) as warning:
+            return warning is None
+    finally:
+        remove_empty(made)
+
+
 def _has_locked(descriptor: int, target: StoreRoot) -> bool:
-    """Lock what is open; False where the disk refuses. Raises TargetError where it is locked."""
+    """Lock what is open; False where the disk refuses. Raises TargetBusyError where it is
+    locked.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise TargetError(f"{target.path}: another conversion is writing here") from error
+        raise TargetBusyError(f"{target.path}: another conversion is writing here") from error
     except OSError:
         return False
     return True
