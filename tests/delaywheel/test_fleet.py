@@ -62,7 +62,7 @@ class TestManyStores:
         assert rows["south"].split()[1:4] == ["converted", "4", "4"]
         assert rows["all"].split()[1:8] == ["3", "of", "3", "12", "12", "0"]
         assert "delaywheel verify SOURCE TARGET" in result.stdout
-        assert "2 of 3, south: write" in result.stderr
+        assert "small stores" in result.stderr
         assert sorted(path.name for path in Path("pages").iterdir()) == [
             f"{name}.html" for name in NAMES
         ]
@@ -113,7 +113,7 @@ class TestManyStores:
     def test_json_lists_what_convert_says_of_each_and_the_errors(self, stores: list[Path]) -> None:
         (stores[1] / "abort").touch()
         result = convert(*stores, "wheels", "--json")
-        no_traceback(result, cli.SOURCE_UNREADABLE, "south: south/store/abort: the broker")
+        no_traceback(result, cli.SOURCE_UNREADABLE, "/south/store/abort: the broker")
         told = json.loads(result.stdout)
         assert [each["state"] for each in told] == ["converted", "failed", "converted"]
         assert [each["source"] for each in told] == [str(store) for store in stores]
@@ -143,7 +143,7 @@ class TestManyStores:
         result = convert(*stores, "wheels")
         no_traceback(result, cli.STOPPED_BY_POLICY, "north: 1 pending record cannot be converted")
         assert "  level " in result.stderr
-        assert "west: west/store: no such directory" in result.stderr
+        assert "/west/store: no such directory" in result.stderr
         assert "the same command skips finished stores" in result.stdout
 
     def test_master_and_slave_are_refused(self, stores: list[Path]) -> None:
