@@ -13,12 +13,16 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
+from pyspark.sql import SparkSession
 
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
+from migrate.fleet import CONVERTED, Fleet
+from migrate.progress import Progress
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.spark.session import spark_session
 from migrate.spark.tasks import run_tasks
@@ -224,6 +228,64 @@ def test_workers_get_the_package_as_an_archive(
         assert convert(options, spark=spark).total("converted") == MESSAGES
     assert Path(found).is_relative_to(cluster.directory)
     assert broker_files(options.target) == right
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[ConvertOptions]:
+    """Six small stores, converted one by one: what is right."""
+    place = tmp_path_factory.mktemp("small")
+    asked = []
+    for number in range(6):
+        options = options_of(place / f"source-{number}", place / "right" / str(number))
+        generate_level_store(options.source, messages=500, now_ms=NOW_MS, seed=number)
+        convert(options)
+        asked.append(options)
+    return asked
+
+
+def converted_fleet(
+    small: list[ConvertOptions], place: Path, spark: SparkSession, progress: Progress
+) -> None:
+    """Convert them all to a place; the bytes are right."""
+    members = [attrs.evolve(each, target=place / each.target.name) for each in small]
+    fleet = Fleet(members)
+    fleet.convert(spark, progress)
+    assert [entry.state for entry in fleet.entries] == [CONVERTED] * 6, fleet.entries
+    for options, each in zip(members, small, strict=True):
+        assert broker_files(options.target) == broker_files(each.target)
+
+
+def test_small_stores_in_work_on_a_worker_that_is_killed_are_converted_by_another(
+    cluster: Cluster, small: list[ConvertOptions], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+    killed: list[int] = []
+
+    def kill_once(stage: str, done: int, _total: int) -> None:
+        if stage == "small stores" and 1 <= done < 5 and not killed:
+            killed.extend(kill_with_all_below(cluster.workers[0]))
+
+    with spark_session(cluster.url, cluster.conf) as spark:
+        converted_fleet(small, tmp_path, spark, kill_once)
+    assert len(killed) > 1, "the worker had no executor"
+
+
+def test_a_small_store_waits_for_a_slow_attempt_and_is_converted_once(
+    cluster: Cluster, small: list[ConvertOptions], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.interval": "100ms",
+    }
+    with (
+        cluster.disturbed(f"slow-worker-{cluster.started}", "fail-0"),
+        spark_session(cluster.url, {**cluster.conf, **conf}) as spark,
+    ):
+        converted_fleet(small, tmp_path, spark, lambda *_: None)
+        assert cluster.repeated()
 
 
 def test_a_master_that_is_lost_does_not_stop_the_executors(
