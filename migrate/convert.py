@@ -23,6 +23,7 @@ from message_store.base.errors import (
     PlanError,
     TargetError,
 )
+from message_store.base.parallel import on_one_core
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
@@ -118,6 +119,12 @@ def convert_patiently(
                 raise
             return report
         SystemClock().sleep_ms(_LOCK_POLL_MS)
+
+
+def convert_on_one_core(options: ConvertOptions, *, patience_s: float) -> ConversionReport:
+    """``convert_patiently`` as one of many tasks, which have the other cores."""
+    with on_one_core():
+        return convert_patiently(options, patience_s=patience_s)
 
 
 def convert_merged(

