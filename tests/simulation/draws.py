@@ -25,8 +25,8 @@ KILLS: Final = "kills"
 """A focus: three names, times at the edge of promises, and many kills between few flushes."""
 
 MOST_CHANGES: Final = 3
-"""So often the owner changes with this focus: behind a fifth width a cancelled message may be told
-to be delivered (docs/ENGINES.md).
+"""So often the owner changes with this focus. With more, a cancel was answered "already delivered"
+about a cancelled message; whether that is the limit of docs/ENGINES.md is not yet known.
 """
 
 FOCUSES: Final = (DAMAGE, KILLS)
