@@ -49,6 +49,13 @@ class Mutation:
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
+        "a-table-of-ours-is-believed-over-the-mark",
+        "legacy_levels/engine/recovery.py",
+        "    is_old_text = is_lost or table in mark.tables",
+        "    is_old_text = is_lost",
+        "tests/legacy_levels/engine/test_broker_tables.py::test_a_put_that_failed_is_delivered_by_the_safe_rules",
+    ),
+    Mutation(
         "unit-of-another-size-leads-to-a-record",
         "legacy_levels/copies/kernels.py",
         "    if load_i64(unit + _UNIT_OFFSET) != offset or load_i32(unit + _UNIT_SIZE) != size:",

@@ -170,7 +170,7 @@ def _is_whole(queue: LevelQueue, notes: LogNotes) -> bool:
     there are no records. ``notes`` are of the whole log, without those that a queue leads to.
     """
     units = _units_of(queue)
-    confirmed = int(notes.confirmed[queue.level - 1])
+    confirmed = int(notes.confirmed[queue.level - 1 : queue.level].sum())
     records = notes.level_records
     others = records.commit_log_offset[records.queue_id == queue.level - 1]
     if not confirmed and not len(others):

@@ -41,7 +41,13 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, LogWalk
+from message_store.reading.commit_log import (
+    NO_TIME,
+    Int32Array,
+    Int64Array,
+    LogWalk,
+    start_of_last_used_file,
+)
 from message_store.reading.consume_queue import BoolArray, UnitArray
 from message_store.redelivery.lineage import Names
 
@@ -49,6 +55,10 @@ NoteArray = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 _WINDOW_BYTES = 4 << 20
 _GAP_BYTES = 64 << 10
+_QUEUE_IDS = 1_024
+"""Nothing is expected of queues from this id on: a stray directory may have any number for a name,
+and the kernel has a row for each id.
+"""
 
 
 @attrs.frozen(eq=False)
@@ -142,8 +152,9 @@ class ExpectedUnits:
     def of(cls, units_of_queues: Mapping[int, UnitArray]) -> "ExpectedUnits":
         """Of the units of these queue ids."""
         none = np.empty(0, QUEUE_UNIT.dtype)
-        found = [none] * (max(units_of_queues, default=-1) + 1)
-        for queue_id, units in units_of_queues.items():
+        named = {each: units for each, units in units_of_queues.items() if each < _QUEUE_IDS}
+        found = [none] * (max(named, default=-1) + 1)
+        for queue_id, units in named.items():
             if (np.diff(units["commit_log_offset"].astype(np.int64)) > 0).all():
                 found[queue_id] = np.ascontiguousarray(units, QUEUE_UNIT.dtype)  # big-endian again
         return cls(tuple(found))
@@ -171,11 +182,13 @@ def take_notes(
     """Note the level records and delivered copies of the log from one record's start to another's.
 
     Below ``known_end`` damage is stepped over (``commit_log.LogWalk``). A level record that a unit
-    in ``expected`` leads to is only counted. Files are walked through at once, a thread a core.
-    Raises SourceError.
+    in ``expected`` leads to is only counted. Files are walked through at once, a thread a core;
+    but where somebody may be writing, behind the last used one, there is one walk. Raises
+    SourceError.
     """
     reader.grow()
-    starts = [each.start_offset for each in reader.segments]
+    used = max(known_end, start_of_last_used_file(reader))
+    starts = [each.start_offset for each in reader.segments if each.start_offset <= used]
     borders = [from_offset, *(each for each in starts if from_offset < each < stop_at), stop_at]
     if len(borders) == 2:
         return _notes_of_file(reader, from_offset, known_end, stop_at, expected)

@@ -42,8 +42,14 @@ class BrokerOffsets:
         return min(max(stored, queue.min_offset), queue.max_offset)
 
     def copy(self) -> dict[int, int] | None:
-        """The table at this moment."""
-        return None if self.table is None else dict(self.table)
+        """The table at this moment. A 4.9 broker stands before a message that it cannot store, and
+        so does its table, though we deliver what lies behind.
+        """
+        if self.table is None or not self._is_4_9:
+            return None if self.table is None else dict(self.table)
+        cursors = self._state.cursors
+        heads = {level: cursors[level].head for level in self.table if level in cursors}
+        return {level: min(at, heads.get(level, at)) for level, at in self.table.items()}
 
     def delivered(self, level: int, queue_offset: int) -> None:
         """The message of this entry, and of those before it, were stored in their topics."""

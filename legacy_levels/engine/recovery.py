@@ -102,7 +102,8 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
         nothing = OffsetsFile(path, None, "not used")
         offsets_read = DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
     is_lost = is_of_a_lost_log(root, table, live.log)
-    agreed = _agreed_offsets(offsets_read) if live.was_clean and not is_lost else {}
+    is_old_text = is_lost or table in mark.tables  # our mark says more of a text of ours
+    agreed = _agreed_offsets(offsets_read) if live.was_clean and not is_old_text else {}
     if mark.log_end == live.log.end:
         start = _by_mark(mark, offsets_read, agreed)
         # After a close the file is what was written last; a kill may have come before that.

@@ -63,7 +63,10 @@ class LevelRules:
     - ``out_of_turn``: an entry that is due earlier than one in front of it is delivered at its own
       time (``deliver``), or waits for that one, as with brokers (``wait``).
     - ``saved_offsets``: delayOffset.json names the first entry that is pending (``head``), or what
-      a broker's table would hold (``broker``): a skipped entry does not move it.
+      a broker's table would hold (``broker``): a skipped entry does not move it. That table tells
+      nothing of what waits behind it: only with a broker's other ways of taking turns. In 5.x with
+      ``async_delivery`` it passes a put that failed, as with brokers: who opens the store from the
+      table alone, a broker or a migration, does not find that message.
     - ``on_table_change``: where messages wait with another delay than the level table has, opening
       is refused (``refuse``), or they keep their due times (``keep``), or levels that the table
       does not have are left alone, as brokers do (``broker``).
@@ -81,6 +84,14 @@ class LevelRules:
     async_delivery: bool = False
     async_rules: AsyncRules = AsyncRules()
     timings: LevelTimings = LevelTimings()
+
+    def __attrs_post_init__(self) -> None:
+        in_line = self.out_of_turn == "wait" and self.beyond_level == "deliver"
+        if self.saved_offsets == "broker" and not in_line:
+            raise OptionsError(
+                "saved_offsets='broker' needs out_of_turn='wait' and beyond_level='deliver':"
+                " that table does not say which message in front was delivered"
+            )
 
     @classmethod
     def of_broker(cls, version: str, *, async_delivery: bool = False) -> Self:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.backlog.log_tail import find_indexed_end, read_tail
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies import log_notes
@@ -127,3 +130,41 @@ def test_what_queues_lead_to_is_only_counted(tmp_path: Path) -> None:
         whole += not tail.damaged_levels
         damaged += bool(tail.damaged_levels)
     assert min(whole, damaged) > STORES // 5
+
+
+def test_a_directory_with_a_strange_number_costs_nothing(tmp_path: Path) -> None:
+    built = build_level_store(tmp_path / "store", [LevelMessage(level=3)])
+    (built.root / QUEUE / "999999998").mkdir()
+    assert len(read_backlog(built.root, whole_log=True)) == 1
+
+
+def test_a_writer_beside_leaves_no_hole_in_what_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk over a file ends where the writer is; it must not go on in the next file."""
+    items = [LevelMessage(level=3, store_timestamp_ms=T0 + number) for number in range(24)]
+    built = build_level_store(tmp_path / "store", items, commit_log_file_bytes=LOG_FILE_BYTES)
+    full = {file: file.read_bytes() for file in segments(built.root / "commitlog")}
+    offsets = [placed.commit_log_offset for placed in built.placed]
+    written = [offset for offset in offsets if offset > LOG_FILE_BYTES][2]
+
+    def write(end: int) -> None:
+        for number, (file, data) in enumerate(full.items()):
+            file.write_bytes(data[: max(0, end - number * LOG_FILE_BYTES)].ljust(len(data), b"\0"))
+
+    real = log_notes._notes_of_file
+
+    def go_on_behind(reader: SegmentReader, begin: int, *more: Any) -> LogNotes:
+        notes = real(reader, begin, *more)
+        if begin == LOG_FILE_BYTES:
+            write(sum(map(len, full.values())))
+        return notes
+
+    write(written)
+    monkeypatch.setattr(log_notes, "_notes_of_file", go_on_behind)
+    monkeypatch.setattr(log_notes, "parallel_map", lambda work, items: list(map(work, items)))
+    with SegmentReader(built.root / "commitlog", LOG_FILE_BYTES) as log:
+        notes = log_notes.take_notes(log, 0)
+    noted = notes.commit_log_offset.tolist()
+    assert noted == offsets[: len(noted)]
+    assert notes.log_end == offsets[len(noted)]
