@@ -165,6 +165,7 @@ class AsyncDelivery(LevelDelivery):
         self._under_way = {level: PendingPuts(rules, is_4_9=is_4_9) for level in state.cursors}
         self._now_ms = 0
         self._answers: list[LogDeliveries] = []
+        self._reached: dict[int, set[int]] = {}
 
     @property
     def failing(self) -> dict[int, int]:
@@ -267,14 +268,22 @@ class AsyncDelivery(LevelDelivery):
             if not under_way:
                 continue
             handled = under_way.handle_results(self._now_ms, partial(self._resend, level))
-            if handled.stored:
-                self.broker_offsets.delivered(level, handled.stored[-1])
+            reached = self._reached.get(level, set())
+            if stored := [each for each in handled.stored if each in reached]:
+                self.broker_offsets.delivered(level, stored[-1])
+                reached.difference_update(stored)
             gone = np.array(handled.skipped, np.int64)
             if len(gone):
                 self._state.cursors[level].mark_delivered(gone)
 
     def _note_stored(self, rows: DueRows, stored: Int64Array) -> None:
-        """Nothing: those before them may be under way, so ``_handle_results`` does it."""
+        """Remember those that reached their topics, and were not passed over. Others before them may
+        be under way, so ``_handle_results`` does the rest.
+        """
+        if self.broker_offsets.table is not None:
+            for row in stored.tolist():
+                part, place = rows.source(row)
+                self._reached.setdefault(part.level, set()).add(int(part.queue_offset[place]))
 
     def _resend(self, level: int, queue_offset: int) -> Resent:
         """Put one again, synchronously."""

@@ -385,3 +385,14 @@ def test_poison_stops_a_level_of_4_9_however_it_delivers(
     is_4_9 = machine.dialect is Dialect.ROCKETMQ_4_9
     assert [len(facts) for facts in machine.delivered[0].values()] == [1 if is_4_9 else 2]
     machine.teardown()
+
+
+@pytest.mark.parametrize("machine_of", [Against55, AsyncAgainst55])
+def test_a_message_that_is_passed_over_moves_no_offset(machine_of: type[AgainstReference]) -> None:
+    """A history of the machine: a record is damaged that waits alone in its level."""
+    machine = machine_of()
+    machine.begin(millisecond=0)
+    machine.schedule(count=1, dues=[AtLevel(1)], pause_ms=0, queue_id=0, topic="orders")
+    machine.a_record_is_damaged(damage=b"REAL_TOPIC", number=0)
+    machine.flush()
+    machine.teardown()
