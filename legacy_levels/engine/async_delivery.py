@@ -277,8 +277,8 @@ class AsyncDelivery(LevelDelivery):
                 self._state.cursors[level].mark_delivered(gone)
 
     def _note_stored(self, rows: DueRows, stored: Int64Array) -> None:
-        """Remember those that reached their topics, and were not passed over. Others before them may
-        be under way, so ``_handle_results`` does the rest.
+        """Remember those that reached their topics and were not passed over. Others before them
+        may be under way, so ``_handle_results`` does the rest.
         """
         if self.broker_offsets.table is not None:
             for row in stored.tolist():
