@@ -17,7 +17,7 @@ from pathlib import Path
 
 from delaywheel import AtLevel, ManualClock, Message
 from legacy_levels.engine.rules import BROKER_TIMINGS
-from legacy_levels.reference_store import ReferenceLevelStore
+from legacy_levels.reference.store import ReferenceLevelStore
 
 START_MS = 1_793_000_000_000
 STEPS = [

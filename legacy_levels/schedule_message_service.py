@@ -13,8 +13,8 @@ from concurrent.futures import Future
 
 import attrs
 
-from legacy_levels.broker_store import BrokerStore, CqUnit, MessageStoreConfig
 from legacy_levels.delay_offsets import DataVersion, encode_delay_offsets
+from legacy_levels.reference.protocol import BrokerStore, CqUnit, MessageStoreConfig
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage

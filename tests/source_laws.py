@@ -28,7 +28,7 @@ ROOMS = {
         ("base",), ("format",), ("kernels", "files"), ("columns", "reading"), ("interface",),
         ("writing",), ("intake", "redelivery"), ("memory",),
     ),
-    "legacy_levels": (("copies",), ("backlog",), ("engine", "generate")),
+    "legacy_levels": (("copies",), ("backlog",), ("engine", "generate"), ("reference",)),
     "timer_wheel": (
         ("format",), ("reading",), ("timers",), ("wheel", "hierarchy"), ("handover", "reference"),
     ),

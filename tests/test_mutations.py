@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards taken out of the product are noticed: tools/mutations.py says which, by which test."""
+"""Guards taken out of the product are noticed: tools/mutations.toml says which, by which test."""
 
 import re
 

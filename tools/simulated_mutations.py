@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks after how many random runs of the simulation a mutation of the product is found.
 
-`python -m tools.simulated_mutations` applies every mutation of tools/mutations.py to a copy of the
+`python -m tools.simulated_mutations` applies every mutation of mutations.toml to a copy of the
 project, one at a time, and lets random runs look for it until one fails; with names, only those.
 The runs are of kinds that can meet the mutation: the path of the file tells which, or ``DAMAGED``.
 Runs that failed once come first. A line says for each which run found it, or that none did. Such a

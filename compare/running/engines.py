@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -23,60 +24,54 @@ def _store_settings(settings: RaceSettings) -> StoreSettings:
     )
 
 
+def _of_levels(settings: RaceSettings) -> dict[str, Any]:
+    """What every store of levels is opened with."""
+    table = None if settings.level_table is None else DelayLevels.parse(settings.level_table)
+    return {"levels": table, "settings": _store_settings(settings)}
+
+
+def _of_wheels(settings: RaceSettings) -> dict[str, Any]:
+    """What every store of timed messages is opened with."""
+    return {
+        "precision_ms": settings.precision_ms,
+        "max_delay_ms": settings.max_delay_ms,
+        "settings": _store_settings(settings),
+    }
+
+
 def open_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The delay levels: a free delay is rounded up to the next level, a longer one refused."""
     from legacy_levels import LevelStore
 
-    table = None if settings.level_table is None else DelayLevels.parse(settings.level_table)
-    return LevelStore.open(path, clock=clock, levels=table, settings=_store_settings(settings))
+    return LevelStore.open(path, clock=clock, **_of_levels(settings))
 
 
 def open_reference_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """ScheduleMessageService in plain Python: the levels by a broker's rules, one by one."""
-    from legacy_levels.reference_store import ReferenceLevelStore
+    from legacy_levels.reference.store import ReferenceLevelStore
 
-    table = None if settings.level_table is None else DelayLevels.parse(settings.level_table)
-    store_settings = _store_settings(settings)
-    return ReferenceLevelStore.open(path, clock=clock, levels=table, settings=store_settings)
+    return ReferenceLevelStore.open(path, clock=clock, **_of_levels(settings))
 
 
 def open_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The timer wheel."""
     from timer_wheel import WheelStore
 
-    return WheelStore.open(
-        path,
-        clock=clock,
-        precision_ms=settings.precision_ms,
-        settings=_store_settings(settings),
-        max_delay_ms=settings.max_delay_ms,
-    )
+    return WheelStore.open(path, clock=clock, **_of_wheels(settings))
 
 
 def open_hierarchy(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The hierarchical wheel, with promises as wide as the wheel's slots."""
     from timer_wheel import HierarchicalWheelStore
 
-    return HierarchicalWheelStore.open(
-        path,
-        clock=clock,
-        precision_ms=settings.precision_ms,
-        settings=_store_settings(settings),
-        max_delay_ms=settings.max_delay_ms,
-    )
+    return HierarchicalWheelStore.open(path, clock=clock, **_of_wheels(settings))
 
 
 def open_reference_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """RocketMQ's algorithm of the timer wheel, one message at a time."""
     from timer_wheel.reference.store import ReferenceWheelStore
 
-    return ReferenceWheelStore.open(
-        path,
-        clock=clock,
-        precision_ms=settings.precision_ms,
-        settings=_store_settings(settings),
-        max_delay_ms=settings.max_delay_ms,
-    )
+    return ReferenceWheelStore.open(path, clock=clock, **_of_wheels(settings))
 
 
 def open_memory(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
@@ -103,9 +98,9 @@ ENGINES: dict[str, Engine] = {
     "levels": Engine(open_levels),
     "wheel": Engine(open_wheel),
     "hierarchy": Engine(open_hierarchy),
+    "reference-levels": Engine(open_reference_levels),
     "reference-wheel": Engine(open_reference_wheel),
     "memory": Engine(open_memory, has_files=False),
-    "reference-levels": Engine(open_reference_levels),
 }
 
 

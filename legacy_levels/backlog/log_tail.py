@@ -129,7 +129,8 @@ def read_tail(
     whole_log: bool = False,
 ) -> LogTail:
     """Read the log from where the level queues may not know it; with ``whole_log`` from its start,
-    which also finds what a lost or shortened queue once knew.
+    which also finds what a lost or shortened queue once knew. Where a queue proves damaged, the
+    log is read a second time, for all level records.
     """
     indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
     level_ends = indexed_ends(queues, log)

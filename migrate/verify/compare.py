@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from migrate.verify.entries import (
+from migrate.verify.digests.entries import (
     BUCKET_COUNT,
     DIGEST_A,
     DIGEST_B,

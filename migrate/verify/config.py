@@ -20,8 +20,8 @@ from message_store.files.small_files import is_present, read_small_file
 from message_store.files.store_root import StoreRoot
 from migrate.report.marker import ConversionSettings
 from migrate.settings import WHEEL
+from migrate.verify.digests.side_kernels import OVERDUE_EARLIEST, OVERDUE_LATEST
 from migrate.verify.report import OPENED, Problem
-from migrate.verify.side_kernels import OVERDUE_EARLIEST, OVERDUE_LATEST
 from migrate.verify.tasks import TopicUse
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.format.wheel_file import snapshots

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import SourceError
 from message_store.files.small_files import PRIVATE_MODE, read_piece, replace_file
-from migrate.verify.entries import DIGEST_COLUMNS
+from migrate.verify.digests.entries import DIGEST_COLUMNS
 
 FOUND = np.dtype(
     [("number", np.int64), ("digests", np.uint64, (DIGEST_COLUMNS,)), ("complaint", np.uint8)]

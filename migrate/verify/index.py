@@ -17,7 +17,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.reading.consume_queue import QueueEntries
 from migrate.report.marker import ConversionSettings
 from migrate.settings import WHEEL
-from migrate.verify.entries import TARGET_ENTRY
+from migrate.verify.digests.entries import TARGET_ENTRY
 from migrate.verify.reached import target_entries
 from migrate.verify.report import OPENED, Problem
 from migrate.verify.structure import (

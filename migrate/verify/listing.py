@@ -15,11 +15,11 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TIMER_OUT_MS
 from migrate.verify.compare import Comparison
-from migrate.verify.complaints import LAST_UNREADABLE, SENTENCES, Complaint
-from migrate.verify.entries import DIGEST_IDENTITY
+from migrate.verify.digests.complaints import LAST_UNREADABLE, SENTENCES, Complaint
+from migrate.verify.digests.entries import DIGEST_IDENTITY
+from migrate.verify.digests.record_kernel import REMOVED_PROPERTIES
 from migrate.verify.found import Found
 from migrate.verify.jobs import SideEntries
-from migrate.verify.record_kernel import REMOVED_PROPERTIES
 from migrate.verify.report import Difference, FieldDifference, Problem
 from migrate.verify.tasks import DigestResult
 

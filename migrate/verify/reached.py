@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from message_store.kernels.cache import kernel
 from message_store.reading.consume_queue import QueueEntries
-from migrate.verify.entries import TARGET_ENTRY
+from migrate.verify.digests.entries import TARGET_ENTRY
 from timer_wheel.format.timer_log import TimerUnits
 
 END = -1

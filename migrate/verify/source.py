@@ -16,8 +16,8 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker
 from migrate.report.report import BadRecord
-from migrate.verify.complaints import Complaint
-from migrate.verify.entries import BUCKETS, SOURCE_ENTRY
+from migrate.verify.digests.complaints import Complaint
+from migrate.verify.digests.entries import BUCKETS, SOURCE_ENTRY
 from migrate.verify.jobs import DigestJobs, SideEntries
 from migrate.verify.report import Problem
 from timer_wheel.format.wheel_math import out_ms

@@ -18,8 +18,8 @@ from message_store.base.errors import SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.kernels.raw_memory import address_of
-from migrate.verify.complaints import LAST_UNREADABLE, Complaint
-from migrate.verify.entries import (
+from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
+from migrate.verify.digests.entries import (
     BUCKET_COLUMNS,
     BUCKETS,
     DIGEST_COLUMNS,
@@ -29,9 +29,8 @@ from migrate.verify.entries import (
     add_to_buckets,
     bucket_of,
 )
-from migrate.verify.found import Block, BlockWriter, Found, Grouping, found_records, joined
-from migrate.verify.record_kernel import FACT_COUNT, HASH_COUNT, topic_key
-from migrate.verify.side_kernels import (
+from migrate.verify.digests.record_kernel import FACT_COUNT, HASH_COUNT, topic_key
+from migrate.verify.digests.side_kernels import (
     OVERDUE_COLUMNS,
     OVERDUE_SLOTS,
     TOPIC_COLUMNS,
@@ -41,6 +40,7 @@ from migrate.verify.side_kernels import (
     digest_source,
     digest_target,
 )
+from migrate.verify.found import Block, BlockWriter, Found, Grouping, found_records, joined
 
 Side = Literal["source", "target"]
 

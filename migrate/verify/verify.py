@@ -44,7 +44,7 @@ from migrate.verify.config import (
     metrics_problems,
     overdue_problems,
 )
-from migrate.verify.entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
+from migrate.verify.digests.entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
 from migrate.verify.found import Found
 from migrate.verify.index import read_target
 from migrate.verify.jobs import DigestJobs, SideEntries

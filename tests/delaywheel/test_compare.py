@@ -278,3 +278,13 @@ def test_what_a_killed_race_left_is_named(tmp_path: Path) -> None:
     ended = small("--engines", "memory", "--directory", str(tmp_path))
     assert ended.exit_code == 0, ended.output
     assert f"{left}: left by a race that was killed; it can be removed" in ended.stderr
+
+
+def test_the_help_names_every_engine() -> None:
+    [option] = [
+        each
+        for each in import_module("cli").main.commands["compare"].params
+        if each.name == "engines"
+    ]
+    named = option.help.removeprefix("Which engines: ").rstrip(".").split(", ")
+    assert sorted(named) == sorted(race.ENTRANTS)

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from legacy_levels import LevelRules, LevelStore
 from legacy_levels.delay_offsets import encode_delay_offsets, read_delay_offsets
 from legacy_levels.engine.rules import BROKER_TIMINGS, AsyncRules
-from legacy_levels.reference_store import ReferenceLevelStore
+from legacy_levels.reference.store import ReferenceLevelStore
 from message_store import AfterMs, AtLevel, AtMs, DelayStore, Due, ManualClock, Message
 from message_store.base.errors import TargetError, UnsupportedDelayError
 from message_store.format.delay_levels import DelayLevels
@@ -98,7 +98,7 @@ def disk_that_refuses() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("legacy_levels.engine.delivery.redeliver", refuse)
-        patch.setattr("legacy_levels.reference_store.LiveBroker._append", refuse)
+        patch.setattr("legacy_levels.reference.store.LiveBroker._append", refuse)
         yield
 
 

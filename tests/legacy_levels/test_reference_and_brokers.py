@@ -15,8 +15,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from legacy_levels.broker_store import CqUnit, MessageStoreConfig
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from legacy_levels.reference.protocol import CqUnit, MessageStoreConfig
 from legacy_levels.schedule_message_service import ScheduleMessageService
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage

@@ -8,7 +8,7 @@ import pytest
 
 from legacy_levels import LevelRules, LevelStore
 from legacy_levels.engine.rules import BROKER_TIMINGS
-from legacy_levels.reference_store import ReferenceLevelStore
+from legacy_levels.reference.store import ReferenceLevelStore
 from message_store import AfterMs, AtLevel, ManualClock, MessageBatch
 from message_store.base.errors import OptionsError, SourceError, UnsupportedStoreError
 from message_store.format.dialect import Dialect

@@ -19,7 +19,7 @@ from tests.legacy_levels.level_stores import Bench, message
 LONG_TOPIC = "%RETRY%" + "g" * 150
 """A 4.9 broker cannot store it."""
 
-AWAY = [pytest.param(False, id="sync"), pytest.param(True, id="async")]
+DELIVERY = [pytest.param(False, id="sync"), pytest.param(True, id="async")]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def later(bench: Bench, steps: int = 20) -> list[bytes]:
         return sorted(body for _ in range(steps) for body in bench.advance(store, 1000))
 
 
-@pytest.mark.parametrize("is_async", AWAY)
+@pytest.mark.parametrize("is_async", DELIVERY)
 def test_a_message_that_a_broker_holds_back_is_delivered_by_the_next(
     bench: Bench, is_async: bool
 ) -> None:

@@ -22,7 +22,7 @@ from message_store.files.small_files import replace_file
 from migrate.verify import found as verify_found
 from migrate.verify import jobs as verify_jobs
 from migrate.verify.compare import PairTask, pair_group
-from migrate.verify.entries import DIGEST_A, DIGEST_B, DIGEST_CONTENT, DIGEST_IDENTITY
+from migrate.verify.digests.entries import DIGEST_A, DIGEST_B, DIGEST_CONTENT, DIGEST_IDENTITY
 from migrate.verify.found import (
     BlockWriter,
     Found,

@@ -15,8 +15,8 @@ from message_store.format.layout import Field, Layout
 from message_store.format.record_layout import HEAD_V4_V4, SYS_COMMIT, SYS_TRANSACTION_MASK
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
-from migrate.verify.complaints import LAST_UNREADABLE, Complaint
-from migrate.verify.record_kernel import (
+from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
+from migrate.verify.digests.record_kernel import (
     CONTENT,
     HASH_A,
     HASH_B,

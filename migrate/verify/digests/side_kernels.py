@@ -17,8 +17,8 @@ from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.crc import crc32
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
-from migrate.verify.complaints import Complaint
-from migrate.verify.entries import (
+from migrate.verify.digests.complaints import Complaint
+from migrate.verify.digests.entries import (
     QUEUE_OFFSET_FIELD,
     SOURCE_ENTRY,
     TARGET_ENTRY,
@@ -27,7 +27,7 @@ from migrate.verify.entries import (
     is_readable,
     keep_digest,
 )
-from migrate.verify.record_kernel import (
+from migrate.verify.digests.record_kernel import (
     DELAY,
     FORBIDDEN_COUNT,
     HEAD_GROWTH,

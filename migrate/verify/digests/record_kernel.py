@@ -41,7 +41,7 @@ from message_store.kernels.raw_memory import (
     load_u8,
     load_word,
 )
-from migrate.verify.complaints import Complaint
+from migrate.verify.digests.complaints import Complaint
 
 _A_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _B_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)

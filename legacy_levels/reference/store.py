@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NoReturn, Self, overload
 import attrs
 import numpy as np
 
-from legacy_levels.broker_store import CqUnit, MessageStoreConfig
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsWriter, read_delay_offsets
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.rules import AsyncRules, LevelTimings
 from legacy_levels.engine.store import dialect_of
 from legacy_levels.engine.waiting_records import PendingFilter, pending_of
+from legacy_levels.reference.protocol import CqUnit, MessageStoreConfig
 from legacy_levels.schedule_message_service import ScheduleMessageService
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.errors import (
