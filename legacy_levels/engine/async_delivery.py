@@ -27,6 +27,7 @@ from legacy_levels.engine.rules import AsyncRules
 from message_store.base.errors import TargetError
 from message_store.format.dialect import Dialect
 from message_store.reading.consume_queue import BoolArray, Int64Array
+from message_store.redelivery.batch import rows_without_successor
 from message_store.redelivery.deliveries import LogDeliveries
 
 if TYPE_CHECKING:
@@ -225,7 +226,6 @@ class AsyncDelivery(LevelDelivery):
             chosen &= is_before
         if not chosen.any():
             return False
-        kept = rows.masks_by_part(chosen)
         is_stored = False
         try:
             self._answers.append(self.put(rows, np.flatnonzero(chosen), self._now_ms))
@@ -233,7 +233,9 @@ class AsyncDelivery(LevelDelivery):
         except TargetError:
             if self._state.live.log.is_broken:  # sending again would not help
                 raise
+            chosen = self._pass_over_bad(rows, chosen)
         finally:  # after Ctrl-C too, as failed ones
+            kept = rows.masks_by_part(chosen)
             for part, mask in zip(parts, kept, strict=True):
                 queue_offsets = part.queue_offset[mask].tolist()
                 puts = self._under_way[part.level]
@@ -244,6 +246,25 @@ class AsyncDelivery(LevelDelivery):
                 for queue_offset in self._held.get(part.level, ()):
                     self._under_way[part.level].forget(queue_offset)
         return is_stored
+
+    def _pass_over_bad(self, rows: DueRows, chosen: BoolArray) -> BoolArray:
+        """After a put that failed: what can go nowhere is passed over now, because a broker would
+        never have put it. Sent again and again, it would hold its level back. Returns the others.
+        """
+        wanted = np.flatnonzero(chosen)
+        found = rows_without_successor(
+            self._state.live,
+            rows.commit_log_offset[wanted],
+            rows.size_bytes[wanted],
+            self._how,
+            store_ms=self._now_ms,
+        )
+        self._note_bad(rows, wanted, found)
+        is_bad = np.zeros(len(rows), np.bool_)
+        is_bad[wanted[[row for row, _ in found]]] = True
+        for part, mask in zip(rows.parts, rows.masks_by_part(is_bad), strict=True):
+            self._mark_delivered(part, mask)
+        return chosen & ~is_bad
 
     def _choose(self) -> tuple[list[DueEntries], list[BoolArray], list[tuple[int, int]]]:
         """What is due, which of it may be started, and where levels had to be cut off."""

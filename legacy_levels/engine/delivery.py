@@ -28,7 +28,7 @@ from legacy_levels.engine.waiting_records import (
 from message_store.base.errors import FormatError, TargetError
 from message_store.format import properties as names
 from message_store.reading.consume_queue import BoolArray, Int64Array
-from message_store.redelivery.batch import FROM_LEVEL, Redelivered, redeliver
+from message_store.redelivery.batch import FROM_LEVEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import topic_problem
 
@@ -268,7 +268,7 @@ class LevelDelivery:
                 prepared_offsets=~offsets,
                 store_ms=max(live.clock.now_ms(), now_ms),
             )
-        self._note_bad(rows, chosen, redelivered)
+        self._note_bad(rows, chosen, redelivered.bad)
         self._note_stored(rows, chosen[redelivered.rows])
         return LogDeliveries(
             live, redelivered.positions, redelivered.sizes, rows.due_ms[chosen][redelivered.rows]
@@ -282,9 +282,11 @@ class LevelDelivery:
             if len(queue_offsets):
                 self.broker_offsets.delivered(part.level, int(queue_offsets.max()))
 
-    def _note_bad(self, rows: DueRows, chosen: Int64Array, redelivered: Redelivered) -> None:
+    def _note_bad(
+        self, rows: DueRows, chosen: Int64Array, found: Sequence[tuple[int, FormatError]]
+    ) -> None:
         bad = []
-        for row, error in redelivered.bad:
+        for row, error in found:
             if self._is_too_long(rows, int(chosen[row])):
                 part, place = rows.source(int(chosen[row]))
                 self._held.setdefault(part.level, set()).add(int(part.queue_offset[place]))

@@ -51,6 +51,7 @@ __all__ = [
     "Rewrite",
     "redeliver",
     "redelivered",
+    "rows_without_successor",
 ]
 
 
@@ -96,6 +97,20 @@ def redeliver(
             return _Redelivery(*given, known=known).run()
         except _DamagedBodyError:  # nothing was stored: now look at all before anything is written
             return _Redelivery(*given, doubts_bodies=True).run()
+
+
+def rows_without_successor(
+    store: LiveStore, offsets: Int64s, sizes: Int64s, how: Rewrite, *, store_ms: int
+) -> list[tuple[int, FormatError]]:
+    """What ``redeliver`` would give back in ``bad`` for these rows; nothing is written.
+
+    For callers whose ``redeliver`` failed: these rows need no second try.
+    """
+    with store.reading():
+        given = store, int64s(offsets), int64s(sizes), how, None, int64s([]), store_ms
+        looked = _Redelivery(*given, doubts_bodies=True)
+        looked.measure()
+        return looked.bad
 
 
 class _DamagedBodyError(Exception):

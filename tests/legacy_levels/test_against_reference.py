@@ -396,3 +396,22 @@ def test_a_message_that_is_passed_over_moves_no_offset(machine_of: type[AgainstR
     machine.a_record_is_damaged(damage=b"REAL_TOPIC", number=0)
     machine.flush()
     machine.teardown()
+
+
+@pytest.mark.parametrize("machine_of", [AsyncAgainst49, AsyncAgainst55])
+def test_what_goes_nowhere_holds_no_level_back_while_the_disk_refuses(
+    machine_of: type[AgainstReference],
+) -> None:
+    """A history of the machine: half messages are due with others on a disk that refuses."""
+    machine = machine_of()
+    machine.begin(millisecond=0)
+    machine.schedule(count=2, dues=[AtLevel(3)], pause_ms=0, queue_id=0, topic=HALF)
+    machine.schedule(count=2, dues=[AtLevel(3)], pause_ms=0, queue_id=0, topic="orders")
+    for number in range(2):  # each opening takes 1,100 ms
+        machine.a_record_is_damaged(number=number, damage=HALF.encode())
+    machine.let_time_pass(step_ms=1_500)
+    machine.the_disk_refuses(looks=3)
+    assert [len(facts) for facts in machine.delivered[0].values()] == [2]
+    [finding] = machine.fast.check()
+    assert "2 half messages of transactions" in str(finding)
+    machine.teardown()
