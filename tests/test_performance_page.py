@@ -62,7 +62,8 @@ def whole_results() -> dict[str, Any]:
     ours = {"rounds": [one, one], "lateness_ms": late, "lateness_after_promise_ms": late,
             "early": 0, "missing": 2, "duplicates": 0, "unavailable": None}  # fmt: skip
     burst = {"engines": {"wheel": ours, "java-wheel": {"unavailable": "no Java here"}},
-             "ratios": {"drained": 9.5}}  # fmt: skip
+             "ratios": {"drained": {"median": 9.5, "worst": 7.25}},
+             "load before": "1.5"}  # fmt: skip
     opening = {"waiting": 900, "open_s": 0.25, "read_bytes": 7_000_000, "first_messages": 30,
                "first_s": 0.125, "first_read_bytes": 2_000_000}  # fmt: skip
     full = {"taken": 1_000, "put_per_second": 1e5, "drain_per_second": 1e6, "woken": 9, "early": 0,
@@ -102,6 +103,12 @@ def whole_results() -> dict[str, Any]:
 def with_facts(results: Mapping[str, Any]) -> dict[str, Any]:
     names = ("date", "cpu", "cores", "memory", "file system", "load before")
     return {name: {**told, "facts": dict.fromkeys(names, "x")} for name, told in results.items()}
+
+
+def test_a_race_says_that_its_machine_was_busy_and_how_the_worst_round_was() -> None:
+    shown = PARTS["race"](whole_results())
+    assert "| burst (on a busy machine, load 1.5) | wheel |" in shown
+    assert "drained 9.50 × (worst pair 7.25 ×)" in shown
 
 
 def test_the_figures_are_those_of_the_results() -> None:

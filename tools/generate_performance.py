@@ -22,6 +22,8 @@ _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waitin
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
+_BUSY_LOAD = 1.0
+"""More than half of the two cores on which the benchmarks are run."""
 
 
 def read_results(directory: Path = RESULTS) -> Results:
@@ -41,9 +43,14 @@ def race_tables(results: Results) -> str:
     """Ours beside RocketMQ's own, a row an engine and race."""
     rows: list[Sequence[str]] = []
     for name, event in results.get("race", {}).get("events", {}).items():
+        if float(event["load before"]) > _BUSY_LOAD:
+            name += f" (on a busy machine, load {event['load before']})"
         for engine, told in event["engines"].items():
             rows.append((name, engine, *_race_row(told)))
-        told_ratios = (f"{what} {value:.2f} ×" for what, value in event["ratios"].items())
+        told_ratios = (
+            f"{what} {each['median']:.2f} × (worst pair {each['worst']:.2f} ×)"
+            for what, each in event["ratios"].items()
+        )
         if ratios := ", ".join(told_ratios):
             rows.append(("", "**ours / RocketMQ's**", ratios, *[""] * 5))
     head = ("race", "engine", "put, thousand/s", "drained, thousand/s",

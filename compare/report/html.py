@@ -13,7 +13,15 @@ from markupsafe import Markup
 
 from compare.report.pictures import draw_lateness, draw_traffic, draw_usage
 from compare.report.results import EngineResult, Lateness, RaceResults, Round
-from compare.report.verdict import NOTHING, opening_rows, same_speed, same_time, verdict, when_due
+from compare.report.verdict import (
+    NOTHING,
+    opening_rows,
+    put_how,
+    same_speed,
+    same_time,
+    verdict,
+    when_due,
+)
 from message_store.base.html_pages import html_environment
 from message_store.base.printable import duration, iso_time, size
 from message_store.files.small_files import replace_file
@@ -52,7 +60,7 @@ def render_report(results: RaceResults) -> str:
         sentences=[text[:1].upper() + text[1:] for text in verdict(results)],
         when_due=when_due(results.workload),
         ran=ran,
-        rows=list(_rows(ran)),
+        rows=list(_rows(ran, put_how(results))),
         faults=any(engine.faults for engine in ran),
         notes=_notes(ran),
         # Drawn from numbers and the names of engines.
@@ -79,8 +87,8 @@ def _notes(ran: Sequence[EngineResult]) -> dict[str, list[str]]:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
-    yield _speeds(ran, "put a second", "one thread, time inside the engine", "put_per_second")
+def _rows(ran: Sequence[EngineResult], how: str) -> Iterator[Row]:
+    yield _speeds(ran, f"put a second, {how}", "time inside the engine", "put_per_second")
     yield _speeds(ran, "drained a second", "while it delivered", "drain_per_second")
     if any(engine.woken for engine in ran):
         woken = (f"{engine.woken:,}" if engine.woken else NOTHING for engine in ran)

@@ -100,14 +100,15 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
     delivered = int(once.sum())
     # Where nobody saw an engine deliver, what its files say is all that is known.
     drained = int(seen.rounds.counts.sum()) or len(seen.delivered or ())
-    figures = _round(costs, taken, drained)
+    after_promise = Lateness.of(after_promise_ms)
+    figures = _round(costs, taken, drained, after_promise)
     return EngineResult(
         name=name,
         put_per_second=figures.put_per_second,
         drain_per_second=figures.drain_per_second,
         through_per_second=figures.through_per_second,
         lateness_ms=Lateness.of(late_ms),
-        lateness_after_promise_ms=Lateness.of(after_promise_ms),
+        lateness_after_promise_ms=after_promise,
         early=int(messages.was_early.sum()),
         missing=int(messages.was_missed.sum()),
         duplicates=int(messages.repeats.sum()),
@@ -131,7 +132,7 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
     )
 
 
-def _round(costs: Costs, taken: int, delivered: int) -> Round:
+def _round(costs: Costs, taken: int, delivered: int, after_promise: Lateness | None) -> Round:
     inside_s = costs.put_s + costs.drain_s + costs.other_s
     return Round(
         put_per_second=_per_second(taken, costs.put_s),
@@ -140,6 +141,7 @@ def _round(costs: Costs, taken: int, delivered: int) -> Round:
         cpu_percent=100 * costs.cpu_s / costs.elapsed_s if costs.elapsed_s > 0 else 0.0,
         peak_memory_bytes=costs.peak_memory_bytes,
         bytes_on_disk=costs.bytes_on_disk,
+        after_promise_p999_ms=None if after_promise is None else after_promise.p999,
     )
 
 
@@ -163,12 +165,14 @@ def _traffic(
     return Traffic(width_ms, tuple(put), tuple(out))
 
 
-def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
+def of_rounds(runs: Sequence[EngineResult], warming: int = 0) -> EngineResult:
     """One result of several runs: the speeds of the middle run, the faults of all.
 
     Counts of what is wrong are those of the worst run. Lateness is that of the run in the middle by
-    its median.
+    its median. Of the first ``warming`` runs speed and lateness do not count; what they did wrong
+    does.
     """
+    results = runs[warming:]
     rounds = tuple(figures for result in results for figures in result.rounds)
     ranked = sorted(results, key=lambda result: _middle_lateness(result.lateness_ms))
     return attrs.evolve(
@@ -178,12 +182,13 @@ def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
         through_per_second=_middle([figures.through_per_second for figures in rounds]),
         cpu_percent=statistics.median(figures.cpu_percent for figures in rounds),
         peak_memory_bytes=max(figures.peak_memory_bytes for figures in rounds),
-        early=max(result.early for result in results),
-        missing=max(result.missing for result in results),
-        duplicates=max(result.duplicates for result in results),
+        early=max(result.early for result in runs),
+        missing=max(result.missing for result in runs),
+        duplicates=max(result.duplicates for result in runs),
         peak_private_bytes=max(result.peak_private_bytes for result in results),
         bytes_on_disk=max(result.bytes_on_disk for result in results),
         rounds=rounds,
+        warming_rounds=tuple(figures for run in runs[:warming] for figures in run.rounds),
         faults=tuple(
             map(_middle_opening, zip(*(result.faults for result in results), strict=True))
         ),

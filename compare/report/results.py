@@ -90,7 +90,9 @@ class Usage:
 
 @attrs.frozen
 class Round:
-    """One run of an engine: speed and cost. None where there was nothing to divide by."""
+    """One run of an engine: speed and cost, and what 999 of 1000 were not later than after their
+    promise. None where there was nothing to divide by.
+    """
 
     put_per_second: float | None
     drain_per_second: float | None
@@ -98,6 +100,7 @@ class Round:
     cpu_percent: float
     peak_memory_bytes: int
     bytes_on_disk: int
+    after_promise_p999_ms: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +146,8 @@ class EngineResult:
     ``duplicates`` are messages, counted in the delivered topics. ``not_taken`` were refused when
     they were put, and count nowhere else; of them ``put_failures`` failed, by the store's reason,
     and the others were due later than the engine can keep. With several rounds the speeds are those
-    of the middle one, ``rounds`` has each. ``woken`` is in how many calls of ``advance`` it
+    of the middle one, ``rounds`` has each; ``warming_rounds`` were run before and do not count.
+    ``woken`` is in how many calls of ``advance`` it
     delivered something, 0 where that is not known. ``peak_private_bytes`` is the most of what is
     shared with no file, as sampled. ``unavailable`` says in one sentence why an engine did not run,
     or ``has_failed`` on the way; then nothing else is set.
@@ -171,6 +175,7 @@ class EngineResult:
     traffic: Traffic = Traffic()
     usage: Usage = Usage()
     rounds: tuple[Round, ...] = ()
+    warming_rounds: tuple[Round, ...] = ()
     faults: tuple[FaultSeen, ...] = ()
     version: str = ""
     notes: tuple[str, ...] = ()
@@ -235,7 +240,9 @@ class FirstDifference:
 
 @attrs.frozen(kw_only=True)
 class RaceResults:
-    """A whole race. ``clock`` is "virtual" or "wall"; ``engines`` in the order asked for."""
+    """A whole race. ``clock`` is "virtual" or "wall"; ``engines`` in the order asked for.
+    ``puts_one_by_one``: no engine was given batches.
+    """
 
     workload: WorkloadFacts
     clock: str
@@ -244,6 +251,13 @@ class RaceResults:
     precision_ms: int = 1_000
     machine: Mapping[str, str] = attrs.field(factory=dict)
     command: str = ""
+    puts_one_by_one: bool = False
+
+    @property
+    def busy_load(self) -> float | None:
+        """The load of the machine before the race, where other work had more than half of it."""
+        load, cores = (float(self.machine.get(name, 0)) for name in ("load before", "cores"))
+        return load if load > cores / 2 else None
 
     @property
     def is_right(self) -> bool:
@@ -270,6 +284,7 @@ class RaceResults:
             ),
             "machine": dict(self.machine),
             "command": self.command,
+            "puts_one_by_one": self.puts_one_by_one,
         }
 
 

@@ -72,6 +72,7 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
     ranked = [engine for engine in ran if engine.is_right and not _took_nothing(engine)]
     return (
         *failed,
+        *_busy(results),
         *_wrong(ran),
         *_not_taken(ran),
         *_right(ran),
@@ -80,6 +81,14 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
         *_fastest(ranked, results.clock),
         *_soonest_open(ranked),
     )
+
+
+def _busy(results: RaceResults) -> Iterator[str]:
+    """Figures of a busy machine say more about the other work than about the engines."""
+    if (load := results.busy_load) is not None and results.clock == "wall":
+        cores = counted(int(results.machine["cores"]), "core")
+        said = f"the machine was busy before the race, with a load of {load:g} on {cores}"
+        yield f"{said}: run it again"
 
 
 def _soonest_open(ran: Sequence[EngineResult]) -> Iterator[str]:
@@ -263,6 +272,11 @@ def _not_taken(ran: Sequence[EngineResult]) -> Iterator[str]:
                 f"{engine.name} took {engine.taken:,} of {counted(total, 'message')}: the others"
                 " were due later than it can keep"
             )
+
+
+def put_how(results: RaceResults) -> str:
+    """How messages were put, for the title of that figure."""
+    return "one by one" if results.puts_one_by_one else "in batches"
 
 
 def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> str:

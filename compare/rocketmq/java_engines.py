@@ -40,7 +40,6 @@ WARMUP_MESSAGES = 50_000
 WALL_CLOCK_ONLY = "races on the wall clock only: it asks the machine what time it is"
 _NOTES = (
     "deliveries are timed by the store time in the record, before a consumer could see them",
-    "it puts one by one, where ours takes batches",
     "it also maintains a key index and flushes by itself",
 )
 _AFTER_MS = 60_000
@@ -52,7 +51,9 @@ _NO_LOG = b'<configuration><root level="OFF"/></configuration>\n'
 # 4.9's shutdown unmaps files by reflection; without these it dies on the way.
 _OPENED = "java.nio sun.nio.ch java.lang java.util jdk.internal.ref jdk.internal.misc"
 _JVM = (
+    "-Xms2g",
     "-Xmx2g",
+    "-XX:+AlwaysPreTouch",  # memory that is there, as a broker's start script does
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()),
 )

@@ -28,7 +28,7 @@ class RaceSettings:
     at their levels every 100 ms. The wheel's limit is ``max_delay_ms``. Log files have
     ``commit_log_file_bytes``. Before ``asleep_until_ms`` nobody looks at an engine on the virtual
     clock, as when a broker was stopped. ``level_table`` is that of the workload's store, None for
-    RocketMQ's own.
+    RocketMQ's own. ``puts_one_by_one``: nobody puts batches.
     """
 
     clock: str = "virtual"
@@ -40,6 +40,7 @@ class RaceSettings:
     asleep_until_ms: int = 0
     faults: tuple[Fault, ...] = ()
     level_table: str | None = None
+    puts_one_by_one: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -22,11 +22,12 @@ _AHEAD = 1_024
 @attrs.define(eq=False)
 class Putter:
     """Puts messages in order; ``next`` is the first that is still to be put. Their making is not
-    timed.
+    timed. With ``one_by_one`` there are no batches, however many are owed.
     """
 
     maker: MessageMaker
     watch: EngineWatch
+    one_by_one: bool = False
     next: int = 0
     _ahead: list[Message] = attrs.field(factory=list)
     _ahead_first: int = 0
@@ -39,9 +40,8 @@ class Putter:
         begun = self.next
         while self.next < last:
             until = min(last, self.next + PUT_AT_ONCE)
-            if until - self.next <= MOST_PUT_ONE_BY_ONE or not self._put_batch(
-                store, self.next, until
-            ):
+            is_few = self.one_by_one or until - self.next <= MOST_PUT_ONE_BY_ONE
+            if is_few or not self._put_batch(store, self.next, until):
                 self._put_singly(store, self.next, until)
             self.next = until
             if last - begun > PUT_AT_ONCE:

@@ -3,7 +3,7 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,12 +20,15 @@ from compare.running.observation import Observation, RaceSettings
 from compare.running.work_files import (
     WORKLOAD_FILE,
     free_bytes,
+    processor_name,
     remove,
     store_bytes,
     write_workload,
 )
 from compare.workloads.workload import Workload
+from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError, SourceError, TargetError
+from message_store.base.printable import iso_time
 
 
 class Entrant(Protocol):
@@ -80,17 +83,44 @@ def no_progress(_stage: str, _done: int, _total: int) -> None:
     """For whoever does not want to hear how far it is."""
 
 
+def do_nothing() -> None:
+    """Before each run, unless something is asked for."""
+
+
 @attrs.frozen(kw_only=True)
 class Race:
-    """What to run. With ``keeps_stores`` the stores stay in ``directory``."""
+    """What to run. With ``keeps_stores`` the stores stay in ``directory``.
+
+    ``repeat`` rounds are judged; ``warming`` rounds before them are kept, but not judged.
+    ``before_each`` is called before each run of an engine.
+    """
 
     workload: Workload
     engines: Sequence[str]
     settings: RaceSettings
     directory: Path
     repeat: int = 1
+    warming: int = 0
     keeps_stores: bool = False
     command: str = ""
+    before_each: Callable[[], None] = do_nothing
+
+    @property
+    def rounds(self) -> int:
+        """How often each engine runs."""
+        return self.warming + self.repeat
+
+    @property
+    def puts_one_by_one(self) -> bool:
+        """RocketMQ's store has no batches of delayed messages: beside it nobody has any."""
+        return any(name in JAVA_ENTRANTS for name in self.engines)
+
+    def order(self, number: int) -> Sequence[str]:
+        """The engines of a round; each round begins with another one, and every one is once first
+        if there are as many rounds.
+        """
+        first = number % len(self.engines)
+        return (*self.engines[first:], *self.engines[:first])
 
 
 def run_race(
@@ -98,7 +128,7 @@ def run_race(
     progress: Progress = no_progress,
     entrants: Mapping[str, Entrant] = ENTRANTS,
 ) -> RaceResults:
-    """Run it. With several rounds the engines take turns.
+    """Run it. With several rounds the engines take turns, and turns at going first.
 
     An entrant that fails is out, and the others go on.
 
@@ -109,10 +139,11 @@ def run_race(
     running = _RunningRace(race, entrants, progress)
     try:
         write_workload(workload_file, race.workload)
-        for number in range(race.repeat):
-            for name in race.engines:
+        for number in range(race.rounds):
+            for name in race.order(number):
                 if name not in running.absent:
-                    store = race.directory / (name if race.repeat == 1 else f"{name}-{number + 1}")
+                    store = race.directory / (name if race.rounds == 1 else f"{name}-{number + 1}")
+                    race.before_each()
                     running.run(name, workload_file, store)
     finally:
         remove(workload_file)
@@ -129,6 +160,7 @@ def run_race(
         precision_ms=race.settings.precision_ms,
         machine=machine_facts(),
         command=race.command,
+        puts_one_by_one=race.puts_one_by_one,
     )
 
 
@@ -137,7 +169,11 @@ class _RunningRace:
 
     def __init__(self, race: Race, entrants: Mapping[str, Entrant], progress: Progress) -> None:
         self._race, self._entrants, self._progress = race, entrants, progress
-        self._settings = attrs.evolve(race.settings, level_table=race.workload.level_table())
+        self._settings = attrs.evolve(
+            race.settings,
+            level_table=race.workload.level_table(),
+            puts_one_by_one=race.puts_one_by_one,
+        )
         self.results: dict[str, list[EngineResult]] = {name: [] for name in race.engines}
         self.accounts: dict[str, Account] = {}
         self.seen: dict[str, Observation] = {}
@@ -149,7 +185,10 @@ class _RunningRace:
     def results_of_all(self) -> tuple[EngineResult, ...]:
         """A result for each entrant."""
         names = self._race.engines
-        return tuple(self.absent.get(name) or of_rounds(self.results[name]) for name in names)
+        warming = self._race.warming
+        return tuple(
+            self.absent.get(name) or of_rounds(self.results[name], warming) for name in names
+        )
 
     def run(self, name: str, workload_file: Path, store: Path) -> None:
         """One round of one entrant. One that fails is out; the others go on without it."""
@@ -182,7 +221,7 @@ def _with_deliveries(seen: Observation, store: Path, workload: Workload) -> Obse
 def needed_bytes(race: Race, entrants: Mapping[str, Entrant] = ENTRANTS) -> int:
     """What the stores take on the disk at most: the largest of them, or all where they stay."""
     stores = [entrants[name].store_bytes(race.workload) for name in race.engines]
-    return sum(stores) * race.repeat if race.keeps_stores else max(stores, default=0)
+    return sum(stores) * race.rounds if race.keeps_stores else max(stores, default=0)
 
 
 def require_room(race: Race, entrants: Mapping[str, Entrant] = ENTRANTS) -> None:
@@ -200,9 +239,11 @@ def _mib(length: int) -> str:
 
 
 def machine_facts() -> dict[str, str]:
-    """Where the race was run."""
+    """Where and when the race was run."""
     return {
+        "date": iso_time(SystemClock().now_ms()),
         "system": platform.platform(),
+        "processor": processor_name() or platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "load before": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),

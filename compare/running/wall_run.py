@@ -84,7 +84,7 @@ class WallRun:
 
     def _produce(self) -> None:
         workload = self.watch.workload
-        putter = Putter(MessageMaker(workload), self.watch)
+        putter = Putter(MessageMaker(workload), self.watch, self.settings.puts_one_by_one)
         total = len(workload)
         while putter.next < total and not self._over.is_set():
             owed = int(np.searchsorted(workload.arrival_ms, self._clock.now_ms(), "right"))

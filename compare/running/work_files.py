@@ -100,6 +100,15 @@ def copy_store(source: Path, target: Path) -> None:
         raise TargetError(f"{source}: cannot be copied to {target}: {run.stderr.strip()[:200]}")
 
 
+def processor_name() -> str:
+    """What the system calls its processor; nothing where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
 def write_columns(path: Path, facts: Mapping[str, Any], **columns: NDArray[Any]) -> None:
     """Columns, uncompressed, as ``numpy.savez`` writes them; ``facts`` as JSON in one named so.
 

@@ -84,6 +84,12 @@ def test_ours_race_and_the_page_says_who_could_not(
     measured = json.loads((results / "race.json").read_text())
     told = measured["events"]["burst"]["engines"]
     assert told["wheel"]["delivered"] == 200
+    assert [len(told["wheel"][name]) for name in ("warming_rounds", "rounds")] == [1, 1]
+    events = measured["events"]
+    assert [events[name]["puts_one_by_one"] for name in ("burst", "burst, in batches")] == [
+        True,
+        False,
+    ]
     assert "lateness_curve" not in told["wheel"]
     assert told["java-wheel"]["unavailable"] == "no Java here"
     assert "| burst | java-wheel | no Java here |" in race_tables({"race": measured})
@@ -91,14 +97,20 @@ def test_ours_race_and_the_page_says_who_could_not(
 
 
 def test_all_races_are_what_their_names_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["race", "--rate", "100", "--burst", "50", "--levels", "9"])
+    few = ["--rates", "100", "2000", "--steady-s", "1", "--burst", "50", "--levels", "9"]
+    monkeypatch.setattr(sys, "argv", ["race", *few])
     found = {event.name: event for event in race.events(race.arguments())}
-    names = ["levels", "burst", "steady, precision 1000", "steady, precision 100"]
-    assert list(found) == names
+    steady = [
+        f"steady, {rate}/s, precision {ms}" for rate in ("100", "2,000") for ms in (1000, 100)
+    ]
+    assert list(found) == ["levels", "levels, in batches", "burst", "burst, in batches", *steady]
+    assert found["levels"].engines == ("levels", "java-levels")
+    assert found["levels, in batches"].engines == ("levels",)  # RocketMQ's store knows none
     assert found["levels"].workload.level.tolist() == [1, 2, 3] * 3
     delays_ms = found["levels"].workload.due_ms - found["levels"].workload.arrival_ms
     assert delays_ms.tolist() == [1_000, 5_000, 10_000] * 3
-    assert found["steady, precision 100"].precision_ms == 100
+    assert found["steady, 2,000/s, precision 100"].precision_ms == 100
+    assert len(found["steady, 2,000/s, precision 100"].workload) == 2_000
 
 
 def test_starting_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

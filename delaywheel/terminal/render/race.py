@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from compare.report.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.report.verdict import opening_rows, verdict, when_due
+from compare.report.verdict import opening_rows, put_how, verdict, when_due
 from delaywheel.terminal.render.text import add_row, new_table
 from message_store.base.printable import counted, duration, iso_time, size
 from message_store.format.delay_levels import format_delay
@@ -42,7 +42,7 @@ def race_table(results: RaceResults) -> Table:
     """A row a figure, a column an engine that ran."""
     ran = [engine for engine in results.engines if engine.unavailable is None]
     table = new_table(["", *(engine.name for engine in ran)])
-    for title, figure in _figures(ran) if ran else ():
+    for title, figure in _figures(ran, put_how(results)) if ran else ():
         add_row(table, title, *(figure(engine) for engine in ran))
     for title, _hint, cells in opening_rows(ran):
         add_row(table, title.replace("… ", "  "), *cells)
@@ -52,8 +52,8 @@ def race_table(results: RaceResults) -> Table:
 _Figure = Callable[[EngineResult], str]
 
 
-def _figures(ran: Sequence[EngineResult]) -> Iterator[tuple[str, _Figure]]:
-    yield "put a second", lambda engine: _rate(engine.put_per_second)
+def _figures(ran: Sequence[EngineResult], how: str) -> Iterator[tuple[str, _Figure]]:
+    yield f"put a second, {how}", lambda engine: _rate(engine.put_per_second)
     yield "drained a second", lambda engine: _rate(engine.drain_per_second)
     yield "in and out a second", lambda engine: _rate(engine.through_per_second)
     yield "woken to deliver", lambda engine: f"{engine.woken:,}" if engine.woken else _ABSENT

@@ -51,6 +51,18 @@ def test_ours_stands_beside_rocketmqs_own_of_the_same_kind() -> None:
     ) in said(ours, theirs)
 
 
+def test_a_busy_machine_is_said_first() -> None:
+    """A race beside other work stood on a page once, and nothing told how little it meant."""
+    results = RaceResults(workload=FACTS, clock="wall", engines=(an_engine("wheel", 900.0, 30.0),))
+    machine = {"cores": "2", "load before": "1.1"}
+    busy = attrs.evolve(results, machine=machine)
+    assert verdict(busy)[0] == (
+        "the machine was busy before the race, with a load of 1.1 on 2 cores: run it again"
+    )
+    quiet = attrs.evolve(results, machine=machine | {"load before": "1.0"})
+    assert verdict(busy)[1:] == verdict(quiet) == verdict(attrs.evolve(busy, clock="virtual"))
+
+
 def test_puts_that_failed_are_not_called_due_too_late() -> None:
     engine = attrs.evolve(an_engine("java-wheel", 100.0, 30.0), taken=90, not_taken=10)
     assert "java-wheel took 90 of 100 messages: the others were due later than it can keep" in said(

@@ -8,11 +8,11 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.report.verdict import verdict
+from compare.report.verdict import put_how, verdict
 from compare.running.engine_process import EngineFailedError, run_engine, run_in_process
 from compare.running.engines import ENGINES, Engine
 from compare.running.faults import Fault, random_faults
-from compare.running.observation import RaceSettings
+from compare.running.observation import Observation, RaceSettings
 from compare.running.race import Race, needed_bytes, no_progress, require_room
 from compare.workloads.made_up import MADE_UP
 from compare.workloads.workload import Workload
@@ -21,7 +21,7 @@ from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, TargetError
 from message_store.interface.delay_store import DelayStore
 from message_store.writing.settings import StoreSettings
-from tests.compare.races import EXACT, engines, race, small, twisted
+from tests.compare.races import EXACT, Here, engines, race, small, twisted
 
 ALL = ("levels", "wheel", "memory")
 
@@ -162,6 +162,60 @@ def test_rounds_take_turns_and_each_is_kept(tmp_path: Path) -> None:
         rates = sorted(one.put_per_second or 0 for one in engine.rounds)
         assert len(rates) == 3
         assert engine.put_per_second == rates[1]
+
+
+def test_every_engine_is_once_first_and_a_warming_round_is_kept_but_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    class Noted(Here):
+        def run(self, *given: Any) -> Observation:
+            ran.append(given[2].name)
+            return super().run(*given)
+
+    monkeypatch.setattr("tests.compare.races.Here", Noted)
+    results = race(
+        small("burst"),
+        engines("levels", "wheel"),
+        tmp_path,
+        repeat=1,
+        warming=1,
+        before_each=lambda: ran.append("warm"),
+    )
+    assert ran == ["warm", "levels-1", "warm", "wheel-1", "warm", "wheel-2", "warm", "levels-2"]
+    for engine in results.engines:
+        assert (len(engine.warming_rounds), len(engine.rounds)) == (1, 1)
+        assert engine.put_per_second == engine.rounds[0].put_per_second
+
+
+def test_beside_rocketmq_s_engines_ours_put_one_by_one(tmp_path: Path) -> None:
+    """Its store has no batches of delayed messages: a batch beside single puts says nothing."""
+    batches: list[str] = []
+
+    def unbatched(name: str) -> Engine:
+        def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+            store: Any = ENGINES["wheel"].open_store(path, clock, settings)
+            schedule_batch = store.schedule_batch
+
+            def noted(*given: Any) -> Any:
+                batches.append(name)
+                return schedule_batch(*given)
+
+            store.schedule_batch = noted
+            return cast(DelayStore, store)
+
+        return attrs.evolve(ENGINES["wheel"], open_store=open_store)
+
+    wall = RaceSettings(clock="wall", precision_ms=100, commit_log_file_bytes=1 << 20)
+    burst = small("burst", delay_max_ms=600)
+    alone = race(burst, {"wheel": unbatched("alone")}, tmp_path, wall)
+    beside = race(
+        burst, {"wheel": unbatched("beside"), "java-wheel": unbatched("java-wheel")}, tmp_path, wall
+    )
+    assert {*batches} == {"alone"}
+    assert [put_how(results) for results in (alone, beside)] == ["in batches", "one by one"]
+    assert beside.is_right
 
 
 @pytest.mark.parametrize("keeps", [True, False])
