@@ -8,9 +8,9 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.interface.delay_store import Cancellation
 from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
-from timer_wheel.format.older_slots import OlderSlots
+from timer_wheel.format.older_slots import MOST_WIDTHS, OlderSlots
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
-from timer_wheel.timers.record_kernel import KEY_ONE, KEY_TWO
+from timer_wheel.timers.record_kernel import ID, KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, facts_then
 
 
@@ -39,6 +39,8 @@ def fate(
         marks, its = RecallMarks(), counts & (numbers == number)
         marks.add(offsets[its], then.rows(its))
         is_taken |= _were_taken(log, offsets, then, marks, is_named)
+    if len(older.untils) == MOST_WIDTHS:
+        is_taken |= _never_came(log, offsets, facts, is_named & ~is_taken)
     return Cancellation.CANCELLED if is_taken[is_named].all() else Cancellation.ALREADY_DELIVERED
 
 
@@ -55,7 +57,30 @@ def _were_taken(
         others = ~facts.is_marker & (words == words[:, [row]]).all(axis=0)
         others &= (lineages != lineages[row]) & (lineages < taken_at[row])
         if others.any():  # else the marker was for this one
-            names = Names.since(log, int(offsets[row]), int(taken_at[row]))
-            is_rolled = np.isin(names.places, offsets)
-            is_taken[row] = not (~is_rolled & (names.firsts == lineages[row])).any()
+            is_taken[row] = not _was_delivered(log, offsets, lineages, row, int(taken_at[row]))
     return is_taken
+
+
+def _never_came(log: LiveLog, offsets: Int64s, facts: TimerFacts, asked: Bools) -> Bools:
+    """Which of the messages asked for the log names as delivered nowhere, although a marker behind
+    them has their topic and key. Where widths were merged, slots do not tell what it took back.
+    """
+    lineages, table = facts.lineages(offsets), facts.table
+    markers, places = facts.is_marker & facts.is_fine, marker_offsets(offsets, facts)
+    found = np.zeros(len(facts), bool)
+    for row in np.flatnonzero(asked).tolist():
+        is_alike = markers & (table[ID] == table[ID, row]) & (places > lineages[row])
+        is_alike &= facts.topic_hash == facts.topic_hash[row]
+        found[row] = is_alike.any() and not _was_delivered(log, offsets, lineages, row)
+    return found
+
+
+def _was_delivered(
+    log: LiveLog, offsets: Int64s, lineages: Int64s, row: int, until: int = LONG_MAX
+) -> bool:
+    """Whether the log names a message as delivered before a place of it. What was rolled is named
+    by a record among those at ``offsets``.
+    """
+    names = Names.since(log, int(offsets[row]), until)
+    is_rolled = np.isin(names.places, offsets)
+    return bool((~is_rolled & (names.firsts == lineages[row])).any())

@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -367,6 +368,30 @@ def test_more_changes_than_are_remembered_are_refused_while_what_is_so_old_waits
     with open_with(tmp_path, clock, None) as store:
         assert list(store.pending()) == []
         assert store.cancel(gone) is Cancellation.CANCELLED
+
+
+def test_what_became_of_a_message_is_answered_after_any_number_of_changes(tmp_path: Path) -> None:
+    """More changes than widths are remembered, while one message waits from before all of them."""
+    clock = ManualClock(START_MS)
+
+    def scheduled(store: DelayStore, key: str, delay_ms: int) -> Receipt:
+        return store.schedule(Message("orders", b"", unique_key=key), AtMs(START_MS + delay_ms))
+
+    with open_fine(tmp_path, clock) as fine:
+        scheduled(fine, "W", 32_400_000)
+    with open_with(tmp_path, clock, 1_000) as wheel:
+        taken = [scheduled(wheel, "K", 9_437), scheduled(wheel, "L", 60_437)]
+        came = [scheduled(wheel, "L", 300), scheduled(wheel, "K", 700)]
+        clock.tick(2_000)
+        assert len(wheel.advance(clock.now_ms())) == 2
+    with open_with(tmp_path, clock, 200) as wheel:
+        assert {wheel.cancel(each) for each in taken} == {Cancellation.CANCELLED}
+    for _ in range(3):
+        for open_one in (open_fine, partial(open_with, width_ms=1_000)):
+            with open_one(tmp_path, clock) as store:
+                assert [each.unique_key for each in store.pending()] == ["W"]
+                assert {store.cancel(each) for each in taken} == {Cancellation.CANCELLED}
+                assert {store.cancel(each) for each in came} == {Cancellation.ALREADY_DELIVERED}
 
 
 def files_below(path: Path) -> dict[Path, bytes]:
