@@ -45,7 +45,6 @@ DAMAGED: Final = frozenset(
         "neighbours-tell-no-slot",
         "wheel-file-tells-no-slot",
         "hash-to-the-bit",
-        "closed-stores-repeat",
         "link-of-a-unit-believed",
         "place-of-a-unit-believed",
         "unit-of-before-the-log-given-a-place",
@@ -53,6 +52,10 @@ DAMAGED: Final = frozenset(
         "last-unit-believed",
         "marker-of-two-keys",
         "entry-that-leads-to-another",
+        "end-of-the-synced-log-not-noted",
+        "wheel-refused-behind-recovery",
+        "names-only-behind-the-mark",
+        "parked-forgotten",
     )
 )
 """Guards against damage, which runs with a damaged file look for."""
@@ -70,12 +73,31 @@ KILLED: Final = frozenset(
         "entries-taken-in-though-named",
         "rolled-looked-for-among-the-near-alone",
         "named-copy-counts-for-an-equal-message",
-        "names-only-behind-the-mark",
         "neutral-before-a-mark-says-so",
         "cancel-answers-of-an-equal-message",
         "level-one-ms-early",
         "unit-of-another-slot",
         "what-a-broker-did-is-not-written-down",
+        "due-at-once-renewed",
+        "wheel-listing-of-two-moments",
+        "wheel-listing-with-the-markers-of-later",
+        "second-writer",
+        "slot-backwards",
+        "batch-order-of-a-level",
+        "handle-of-any-width",
+        "hierarchy-handle-of-any-width",
+        "rebuilt-entry-by-its-time-alone",
+        "merged-widths-tell-what-was-delivered",
+        "placing-not-announced",
+        "units-noted-before-they-are-on-the-disk",
+        "wheel-file-of-a-killed-process-believed",
+        "flush-after-a-cancel-of-the-levels-syncs-the-log-alone",
+        "names-of-small-files-not-synced",
+        "failed-sync-forgotten",
+        "the-hand-moves-back",
+        "queue-read-twice",
+        "log-that-grows-not-read-on",
+        "mark-read-after-the-queues",
     )
 )
 """Guards of equal messages, of kills and of changes of owner: runs with more of those look."""
@@ -87,7 +109,7 @@ def kinds_of(mutation: Mutation) -> tuple[str, ...]:
     return KINDS[max(parts, key=len)] if parts else ()
 
 
-def found_by(mutation: Mutation, seeds: int) -> int | None:
+def found_by(mutation: Mutation, seeds: int, processes: int) -> int | None:
     """Which of so many runs failed first on the mutated product; None for none. Raises RuntimeError
     where the runs ended otherwise.
     """
@@ -96,7 +118,8 @@ def found_by(mutation: Mutation, seeds: int) -> int | None:
     focus = ["--failed-once"]
     for word, names in (("damage", DAMAGED), ("kills", KILLED)):
         focus = ["--focus", word] if mutation.name in names else focus
-    command += ["--seeds", str(seeds), *focus, "--kinds", *kinds_of(mutation)]
+    command += ["--seeds", str(seeds), "--processes", str(processes), *focus]
+    command += ["--kinds", *kinds_of(mutation)]
     with mutated(mutation) as root:
         run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     number = re.search(r"^it was run (\d+)$", run.stdout, re.M)
@@ -110,11 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.simulated_mutations")
     parser.add_argument("names", nargs="*", help="of mutations; default: all")
     parser.add_argument("--seeds", type=int, default=500, help="how many runs look for each")
+    parser.add_argument("--processes", type=int, default=2, help="how many run at once")
     asked = parser.parse_args()
     chosen = [each for each in chosen_of(asked.names) if kinds_of(each)]
     found = 0
     for mutation in chosen:
-        number = found_by(mutation, asked.seeds)
+        number = found_by(mutation, asked.seeds, asked.processes)
         found += number is not None
         where = f"no run of {asked.seeds}" if number is None else f"run {number}"
         print(f"{where:>16}  {mutation.name}", flush=True)

@@ -24,11 +24,6 @@ DAMAGE: Final = "damage"
 KILLS: Final = "kills"
 """A focus: three names, times at the edge of promises, and many kills between few flushes."""
 
-MOST_CHANGES: Final = 3
-"""So often the owner changes with this focus. With more, a cancel was answered "already delivered"
-about a cancelled message; whether that is the limit of docs/ENGINES.md is not yet known.
-"""
-
 FOCUSES: Final = (DAMAGE, KILLS)
 
 
@@ -76,9 +71,11 @@ class Drawn:
         }
         harm = None
         if focus is not None:
-            kept = attrs.evolve(owner.settings, retention_ms=300 * DAY_MS, repeat_after_kill=False)
+            kept = attrs.evolve(owner.settings, repeat_after_kill=False)
             owner = attrs.evolve(owner, settings=kept)
         if focus == DAMAGE:
+            kept = attrs.evolve(owner.settings, retention_ms=300 * DAY_MS)
+            owner = attrs.evolve(owner, settings=kept)
             return Drawn(owner, 0.0, count, {}, (count - 1, rng.choice(sorted(KINDS))))
         if focus == KILLS:
             return Drawn(owner, looks, count, drawn, None)

@@ -18,7 +18,7 @@ from message_store import Severity
 from message_store.base.errors import DelayStoreError
 from tests.faults.damage import Damage, damage_file, data_ranges
 from tests.independent.raw_files import commit_log_records, queue_units_by_index
-from tests.simulation.account import CANCELLED, DELIVERED, PENDING, Life
+from tests.simulation.account import ABSENT, CANCELLED, DELIVERED, PENDING, Life
 from tests.simulation.world import DAY_MS, World, WrongError
 
 KINDS = {"flip": "flip", "hole": "zero", "gone": "gone", "cut": "cut"}
@@ -142,6 +142,11 @@ def _hit(damage: Damage, spans: list[Span], units: dict[str, list[int]]) -> set[
     return set()
 
 
+def _flushed(lives: list[Life]) -> int:
+    """How many of these are there for certain, since a flush."""
+    return sum(life.may <= {PENDING, DELIVERED} and ABSENT not in life.since for life in lives)
+
+
 @attrs.define
 class _Used:
     """A damaged store that was opened: what is said of it, and what comes of it."""
@@ -163,6 +168,11 @@ class _Used:
             self._advance()
         self._note_findings()
         self._require(self._came())
+
+    @property
+    def _cuts_the_log(self) -> bool:
+        """Whether records are gone with no byte left that tells of them."""
+        return self.damage.kind in ("gone", "cut") and self.damage.name.startswith("commitlog")
 
     def _note_findings(self) -> None:
         findings = self.world.store.check()
@@ -235,6 +245,8 @@ class _Used:
             most = sum(bool(life.may & {PENDING, DELIVERED}) for life in lives)
             told = f"{came[name]} came of: {'; '.join(map(str, lives))}"
             is_hit = name in self.hit
+            if self._cuts_the_log and came[name] < _flushed(shown) and not self.reports:
+                raise WrongError(f"lost with the log's end, without a word: {told}")
             is_reported = bool(self.reports)
             if came[name] < least and not is_reported and not is_hit:
                 raise WrongError(f"lost without a word: {told}")

@@ -23,6 +23,7 @@ from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
 from migrate.quarantine.restore import NOTHING, RestoreOptions, RestoreReport, restore_records
+from migrate.verify.verify import verify
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -311,6 +312,11 @@ class PutBack(Migration):
         return wrong
 
 
+def is_bad(message: LevelMessage) -> bool:
+    """Whether nobody can convert a message of this: it is damaged, or names no topic."""
+    return bool(message.damage or message.record_fields or message.without)
+
+
 class Convert(Migration):
     """A conversion: stopped anywhere it is no store yet, and the same command goes on."""
 
@@ -327,10 +333,35 @@ class Convert(Migration):
         )
         self.act()
         self.right = broker_files(self.root)
-        checked_target(self.options)
+        self.found = len(checked_target(self.options))
 
     def act(self) -> None:
-        convert(self.options)
+        self.report = convert(self.options)
+
+    def miscounted(self) -> list[str]:
+        """What a finished conversion and its verification count otherwise than what was made."""
+        waits = [each for each in self.items if isinstance(each, LevelMessage)]
+        bad = sum(map(is_bad, waits))
+        verified = verify(self.options.source, self.root, spark=None)
+        counts = {
+            "queued": (self.report.total("queued"), len(waits)),
+            "pending": (self.report.total("pending"), len(waits)),
+            "converted": (self.report.total("converted"), len(waits) - bad),
+            "quarantined": (self.report.total("quarantined"), bad),
+            "kept aside": (len(self.report.bad_records), bad),
+            "in the target": (self.found, len(waits) - bad),
+            "verified": (verified.converted, len(waits) - bad),
+            "verified as quarantined": (verified.quarantined, bad),
+            "missing": (verified.missing, 0),
+            "unexpected": (verified.unexpected, 0),
+            "different": (verified.different, 0),
+        }
+        wrong = [
+            f"{name}: {told}, not {right}"
+            for name, (told, right) in counts.items()
+            if told != right
+        ]
+        return wrong + ([] if verified.is_clean else [f"verify finds {verified.problems}"])
 
     @property
     def is_finished(self) -> bool:
@@ -353,10 +384,10 @@ class Convert(Migration):
             try:
                 self.act()
             except TargetError:
-                return []
+                return self.miscounted()
             return ["a finished conversion is begun again"]
         self.act()
-        return differences(broker_files(self.root), self.right, "gone on with")
+        return self.miscounted() + differences(broker_files(self.root), self.right, "gone on with")
 
 
 MIGRATIONS: dict[str, type[Migration]] = {

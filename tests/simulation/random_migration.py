@@ -6,12 +6,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from tests.independent.level_messages import Item, LevelMessage, OrdinaryMessage
 from tests.simulation.cases import FAULTS, LATER_POWER, Simulation
-from tests.simulation.migrations import MIGRATIONS, Migration
+from tests.simulation.migrations import MIGRATIONS, Convert, Migration
 from tests.simulation.random_run import Outcome
 from tests.simulation.simulated_disk import Event
 
@@ -19,7 +20,18 @@ _FAULTS = [fault for fault in FAULTS if fault != LATER_POWER]
 _STRIKES = 3
 
 
-def draw_items(rng: random.Random) -> list[Item]:
+def _odd(rng: random.Random) -> dict[str, Any]:
+    """Seldom something that makes a message other than most: some cannot be converted."""
+    ways: list[dict[str, Any]] = [
+        {"record_fields": {"body_crc": 7}},
+        {"without": ["REAL_TOPIC"]},
+        {"extra_pairs": [("__CRC32#", "0")]},
+        {"ends_with_separator": rng.random() < 0.5},
+    ]
+    return rng.choice(ways) if rng.random() < 0.15 else {}
+
+
+def draw_items(rng: random.Random, *, has_odd: bool) -> list[Item]:
     """Messages of any level, equal ones among them, and some that wait for nothing."""
     items: list[Item] = []
     for number in range(rng.choice([2, 8, 20])):
@@ -32,7 +44,8 @@ def draw_items(rng: random.Random) -> list[Item]:
         else:
             body = bytes(size_bytes) + b"%d" % number
             level, key = rng.randint(1, 18), f"KEY{number:08X}"
-            items.append(LevelMessage(level=level, topic=topic, body=body, unique_key=key))
+            odd = _odd(rng) if has_odd else {}
+            items.append(LevelMessage(level=level, topic=topic, body=body, unique_key=key, **odd))
     return [*items, LevelMessage(level=18)]
 
 
@@ -40,7 +53,9 @@ def run_migration(seed: int, folder: Path) -> Outcome:
     """The run of a seed: the verb without a fault, and then with some."""
     rng = random.Random(f"migration {seed}")
     name = rng.choice(sorted(MIGRATIONS))
-    drawn: type[Migration] = type(name, (MIGRATIONS[name],), {"items": draw_items(rng)})
+    drawn: type[Migration] = type(
+        name, (MIGRATIONS[name],), {"items": draw_items(rng, has_odd=name == Convert.name)}
+    )
     engine = rng.choice(drawn.engines)
     trace = [f"{name}, {engine}, {len(drawn.items)} messages"]
     wrong: list[str] = []

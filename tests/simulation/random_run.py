@@ -22,7 +22,7 @@ from message_store.base.errors import DelayStoreError
 from tests.simulation.account import PENDING, Life
 from tests.simulation.bench import START_MS
 from tests.simulation.cases import POWER
-from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, MOST_CHANGES, Drawn, Strike
+from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, Drawn, Strike
 from tests.simulation.harm import harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
 from tests.simulation.together import Together, ToSchedule
@@ -72,7 +72,7 @@ class RandomRun:
         self.world = World(drawn.owner, folder)
         self.count, self._looks = drawn.count, drawn.looks
         self._strikes, self._harm = drawn.strikes, drawn.harm
-        self._focus, self._changes = focus, 0
+        self._focus = focus
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -197,6 +197,7 @@ class RandomRun:
         self.world.say(f"  {self._strike.fault}")
         if self._strike.fault in POWER:
             self.world.power_lost(rng, any_order=self._strike.fault == "reordered")
+            self.world.look_as_a_broker(is_power_cut=True)
         else:
             self.world.killed()
             self.world.look_as_a_broker()
@@ -280,10 +281,17 @@ class RandomRun:
             (self._kill, 14 if kills else 2),
             (self._together, 4),
         ]
-        if world.owner.family == "timers" and not (kills and self._changes >= MOST_CHANGES):
+        if world.owner.family == "timers":
             actions += [
                 (self._change_hands, 6 if kills else 2),
                 (self._change_precision, 6 if kills else 1),
+            ]
+        if kills:
+            actions += [
+                (self._twice_in_a_moment, 3),
+                (self._at_once_and_back, 1),
+                (self._lose_what_is_made_anew, 2),
+                (lambda _rng: world.open_twice(), 1),
             ]
         return [*actions, (self._change_family, 1)]
 
@@ -313,11 +321,13 @@ class RandomRun:
             (together.flush, 0.3),
             (together.advance, 0.6),
             (together.advance, 0.1),
-            (together.look, 0.3),
+            (together.look, 0.8 if self._focus == KILLS else 0.3),
             (together.close, 0.2),
         ):
             if rng.random() < odds:
                 do()
+        if self._focus == KILLS and rng.random() < 0.5:
+            together.look_beside()
         together.run()
         if not self.world.is_open:
             self.world.look_beside()
@@ -370,6 +380,27 @@ class RandomRun:
             assert life.receipt is not None
             self.world.schedule([life.name], [life.receipt.due_ms], at_once=False)
 
+    def _twice_in_a_moment(self, rng: random.Random) -> None:
+        """One is delivered, an equal one is taken back, and each is asked about."""
+        world, name, now_ms = self.world, self._name(rng), self.world.clock.now_ms()
+        world.schedule([name], [now_ms], at_once=False)
+        first = world.account.lives[-1]
+        if rng.random() < 0.8:
+            world.advance()
+        world.schedule([name], [now_ms], at_once=False)
+        second = world.account.lives[-1]
+        for life in rng.choice([[second, first], [second], [first, second]]):
+            world.cancel_one(life, by_receipt=rng.random() < 0.7)
+
+    def _at_once_and_back(self, rng: random.Random) -> None:
+        """Due at once, and the clock is set back before anybody looks."""
+        world = self.world
+        world.schedule([self._name(rng)], [world.clock.now_ms() - 1], at_once=True)
+        world.clock.tick(-rng.choice([130_000, 3_600_000]))
+        for step_ms in (0, 61_000, 61_000):
+            world.clock.tick(step_ms)
+            world.advance()
+
     def _time(self, rng: random.Random) -> None:
         is_long = rng.random() < 0.06
         if self._focus == KILLS and rng.random() < 0.4:
@@ -415,6 +446,11 @@ class RandomRun:
         self.world.killed()
         self.world.look_as_a_broker()
 
+    def _lose_what_is_made_anew(self, rng: random.Random) -> None:
+        """Somebody takes files away from which no message may depend."""
+        self._end_of_owner(rng)
+        self.world.lose_what_is_made_anew()
+
     # --- other owners -----------------------------------------------------------------------------
 
     def _end_of_owner(self, rng: random.Random) -> None:
@@ -433,7 +469,6 @@ class RandomRun:
     def _become(self, rng: random.Random, owner: Owner) -> None:
         """Another owner opens the store; if it is refused, the old one goes on."""
         world = self.world
-        self._changes += 1
         world.say(f"change to {owner.engine} with slots of {owner.precision_ms} ms")
         self._end_of_owner(rng)
         before, world.owner = world.owner, owner

@@ -28,10 +28,11 @@ import attrs
 import pytest
 
 from message_store.base import parallel
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, Drawn
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, KILLS, Drawn
 from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
+from timer_wheel.wheel import waiting
 
 MIGRATION_EVERY = 5
 """Every fifth seed is a verb of migration."""
@@ -69,6 +70,8 @@ def run_seed(
     """One run, in one thread also where it only reads: there is a process for each core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "core_count", lambda: 1)
+        if focus == KILLS:  # a listing stops between two slots
+            patch.setattr(waiting, "_SLOTS_AT_ONCE", 1)
         if focus is None and seed % MIGRATION_EVERY == 0:
             return run_migration(seed, folder)
         return RandomRun(seed, folder, skipped, focus).run()

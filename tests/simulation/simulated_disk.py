@@ -36,6 +36,10 @@ PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 _REFUSED = ("pwrite", "pwritev", "ftruncate", "replace", "rename", "mkdir", "link", "fsync")
 _REMOVING = ("unlink", "rmdir")
+_SYNCS = ("fsync", "fdatasync")
+"""After one that failed the kernel takes what it could not write for written: the next one says
+nothing of that.
+"""
 _ODD = frozenset(("", ".", ".."))
 """Parts of a path that is not yet as short as it can be."""
 CHANGES = (*_REFUSED, "fdatasync", *_REMOVING)
@@ -69,11 +73,12 @@ class Resize:
 @attrs.frozen
 class Sync:
     """All that was written to the file is on the disk: what came before the event at ``until``, or
-    before this one.
+    before this one; but nothing of before ``since``, where an earlier sync failed.
     """
 
     file: int
     until: int | None = None
+    since: int = 0
 
 
 @attrs.frozen
@@ -209,11 +214,14 @@ class SimulatedDisk:
         self.failing = failing
         self.before_change: Callable[[], None] = lambda: None
         """Called before each change, when another thread may make one."""
+        self.before_reading: Callable[[], None] | None = None
+        """The same before a file is opened to be read, where somebody looks beside."""
         self.events: list[Event] = []
         self._records = records
         self._files: dict[tuple[int, int], int] = {}
         self._held: list[int] = []
         weakref.finalize(self, _close, self._held)  # also of a disk that nobody has watched
+        self._failed_since: dict[int | None, int] = {}
         self._count = -1
         self._is_paused = False
 
@@ -238,6 +246,10 @@ class SimulatedDisk:
     def go_on(self) -> None:
         """Watch again."""
         self._is_paused = False
+
+    def opened_again(self) -> None:
+        """Whoever opens a store syncs what it relies on, and hears of what fails then."""
+        self._failed_since.clear()
 
     def rebind(self) -> None:
         """The directory was put there anew: its files are still those of before."""
@@ -337,6 +349,8 @@ class SimulatedDisk:
             answer = self._attempt(name, real, where, *given, **options)
         except BaseException:
             self._record_torn()
+            if self._records and name in _SYNCS and isinstance(where, int):
+                self._failed_since[self._file(where)] = begun
             raise
         if self._records:
             # A sync tells nothing of what was written after it had begun.
@@ -414,12 +428,14 @@ class SimulatedDisk:
         elif name == "ftruncate":
             self.events.append(Resize(file, given[0]))
         else:
-            self.events.append(Sync(file, until))
+            self.events.append(Sync(file, until, self._failed_since.get(file, 0)))
 
     def open(self, real: Callable[..., int], path: Any, flags: int, *more: Any, **how: Any) -> int:
         """Open a file; to make it is a change."""
         place = self.below(path, how.get("dir_fd")) if flags & os.O_CREAT else None
         if place is None:
+            if self.before_reading is not None and self.below(path, how.get("dir_fd")):
+                self.before_reading()
             return real(path, flags, *more, **how)
         self.before_change()
         if os.path.lexists(os.path.join(self.root, place)):
@@ -578,9 +594,12 @@ def loose(events: Sequence[Event], moment: int) -> Loose:
             names.append(index)
         elif isinstance(event, Sync):
             until = index if event.until is None else event.until
-            data = [each for each in data if each >= until or not _is_of(events[each], event.file)]
+            told = range(event.since, until)
+            data = [
+                each for each in data if each not in told or not _is_of(events[each], event.file)
+            ]
             names = [
-                each for each in names if each >= until or not _is_of(events[each], event.file)
+                each for each in names if each not in told or not _is_of(events[each], event.file)
             ]
         elif isinstance(event, SyncNames):
             until = index if event.until is None else event.until

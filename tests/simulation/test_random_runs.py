@@ -4,6 +4,7 @@ are those that failed once.
 """
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES
 from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.harm import KINDS
 from tests.simulation.random_runs import MIGRATION_EVERY, run_seed
+from tests.simulation.simulated_disk import Event
 from tests.simulation.together import Together
 from tests.simulation.world import Owner, World
 from timer_wheel.wheel import waiting
 
 SOUND = (1, 2, 3, 4, 6, 7)
+CONVERSIONS = (40, 7_075)
 
 
 @pytest.mark.check
@@ -36,6 +39,23 @@ def test_a_run_is_sound_and_the_same_again(tmp_path: Path, number: int) -> None:
 def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
     outcome = run_seed(seed, tmp_path / "run")
     assert not outcome.wrong, outcome.trace
+
+
+def _changed(event: Event) -> tuple[str, str]:
+    """What kind of change, and of which name. A plan's identity holds times of files."""
+    name = getattr(event, "path", getattr(event, "directory", ""))
+    return type(event).__name__, re.sub(r"staging/[0-9a-f]{16}", "staging", name)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("seed", CONVERSIONS)
+def test_a_conversion_counts_what_was_made_and_changes_the_same_files_again(
+    tmp_path: Path, seed: int
+) -> None:
+    one, other = (run_seed(seed, tmp_path / "run") for _ in range(2))
+    assert (one.kind, one.wrong) == ("convert", "")
+    assert one.trace == other.trace
+    assert list(map(_changed, one.events)) == list(map(_changed, other.events))
 
 
 @pytest.mark.check

@@ -16,6 +16,7 @@ import attrs
 
 from message_store import Cancellation
 from message_store.base.errors import DelayStoreError, StoreClosedError, UnsupportedDelayError
+from migrate.look.inspect import inspect_store
 from tests.simulation.account import CANCELLED, PENDING, Fates, Life
 from tests.simulation.simulated_disk import Killed
 from tests.simulation.turns import TURNS
@@ -40,9 +41,10 @@ class Together:
         self._world, self._rng = world, rng
         self._account = world.account
         self._works: list[tuple[str, Work]] = []
-        self._advances = self._closes = False
+        self._advances = self._closes = self._looks_beside = False
         self._is_closed = False
         self._shown: list[Counter[str]] = []
+        self._counted: list[int] = []
         self._wrong: list[str] = []
         self.cancelled: set[str] = set()
         """Names of what is taken back."""
@@ -80,6 +82,12 @@ class Together:
         """A thread lists what is pending."""
         self._works.append(("look", self._look))
 
+    def look_beside(self) -> None:
+        """Somebody looks at the files, who has not opened the store."""
+        self._looks_beside = self._world.tells_readers
+        if self._looks_beside:
+            self._works.append(("look beside", self._look_beside))
+
     def close(self) -> None:
         """A thread closes the store."""
         self._closes = True
@@ -112,10 +120,11 @@ class Together:
     def _taking_turns(self) -> Iterator[None]:
         disk = self._world.disk
         disk.before_change = TURNS.step
+        disk.before_reading = TURNS.step if self._looks_beside else None
         try:
             yield
         finally:
-            disk.before_change = lambda: None
+            disk.before_change, disk.before_reading = lambda: None, None
 
     def _raise_worst(self, errors: list[BaseException]) -> None:
         if self._closes:
@@ -129,7 +138,17 @@ class Together:
 
     def _require_shown(self, before: dict[Life, Fates]) -> None:
         """What waits all the time is there once in each listing."""
-        own = [life for life in self._account.lives if life.family == self._account.family]
+        lives = self._account.lives
+        least = sum(before.get(life) == life.may == {PENDING} for life in lives)
+        most = sum(PENDING in before.get(life, {PENDING}) for life in lives)
+        self._world.require(
+            [
+                f"beside it {count} messages are pending, not {least} to {most}"
+                for count in self._counted
+                if not (least <= count <= most or self._account.is_repeating)
+            ]
+        )
+        own = [life for life in lives if life.family == self._account.family]
         is_steady = {life: len(life.may) == 1 and before.get(life) == life.may for life in own}
         names = {life.name for life in own} - {life.name for life in own if not is_steady[life]}
         for shown in self._shown if not self._account.is_repeating else ():
@@ -186,6 +205,11 @@ class Together:
     def _look(self) -> None:
         pending = self._world.store.pending()
         self._shown.append(Counter(each.unique_key or "" for each in pending))
+
+    def _look_beside(self) -> None:
+        found = inspect_store(self._world.root, now_ms=self._world.clock.now_ms())
+        assert found.pending is not None
+        self._counted.append(found.pending)
 
     def _close(self) -> None:
         with self._account.flushing():

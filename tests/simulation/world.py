@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,20 @@ import numpy as np
 from message_store import (
     AtMs,
     DelayStore,
+    Delivered,
     ManualClock,
     MessageBatch,
     Severity,
 )
-from message_store.base.errors import DelayStoreError, UnsupportedDelayError
+from message_store.base.errors import DelayStoreError, StoreLockedError, UnsupportedDelayError
+from message_store.format.java_numbers import LONG_MAX
+from message_store.redelivery.lineage import first_offset
 from migrate.look.inspect import inspect_store
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon
 from tests.faults.store_reading import Found, delivered, log_begin
-from tests.simulation.account import PENDING, Account, Life, message_of
+from tests.simulation.account import ABSENT, PENDING, Account, Life, message_of
 from tests.simulation.bench import START_MS, Setup
 from tests.simulation.cases import watched
 from tests.simulation.simulated_disk import (
@@ -49,6 +52,9 @@ from tests.simulation.turns import taking_turns
 
 DAY_MS = 86_400_000
 FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers"}
+
+
+_MADE_ANEW = {"wheel": "timerlog", "hierarchy": "delaywheel/hierarchy/index"}
 
 
 class WrongError(AssertionError):
@@ -137,6 +143,7 @@ class World:
     def open(self) -> None:
         """Open the store; refusals go to whoever asked."""
         if self._store is None:
+            self.disk.opened_again()
             self._store = self.owner.open(self.root, self.clock)
             self._lacks_entries, self.former_owner = False, None
 
@@ -251,8 +258,11 @@ class World:
         if not known:
             return
         life = rng.choice(known[-8:] if rng.random() < 0.7 else known)
+        self.cancel_one(life, by_receipt=rng.random() < 0.5)
+
+    def cancel_one(self, life: Life, *, by_receipt: bool) -> None:
+        """Take this one back, or what shares its handle."""
         assert life.receipt is not None
-        by_receipt = rng.random() < 0.5
         self.say(f"cancel {life} by its {'receipt' if by_receipt else 'handle'}")
         asked = self.account.cancel(life, by_receipt=by_receipt)
         answer = self.store.cancel(life.receipt if by_receipt else life.receipt.handle)
@@ -279,6 +289,14 @@ class World:
         if len(found) != len(self._seen) - before and not self.account.is_repeating:
             new = len(self._seen) - before
             self.require([f"advance tells of {len(found)} deliveries, the topics of {new}"])
+        if not self.owner.async_delivery:
+            self._require_order(found)
+
+    def _require_order(self, found: Iterable[Delivered]) -> None:
+        """Earlier promises come first; of equal ones what was scheduled first."""
+        told = [(each.promised_ms, first_offset(each.message)) for each in found]
+        if told != sorted(told):
+            self.require([f"delivered out of order: {told}"])
 
     def flush(self) -> None:
         """What was promised outlives a loss of power."""
@@ -322,13 +340,17 @@ class World:
         if (next_ms is None) != (first_ms is None) or (next_ms or 0) > (first_ms or 0):
             self.require([f"next due at {next_ms}, and the first one pending at {first_ms}"])
 
+    @property
+    def tells_readers(self) -> bool:
+        """Whether readers know how wide slots are."""
+        return self.is_ours_alone and self.owner.slot_ms in (1, 1_000)
+
     def look_beside(self) -> None:
         """What readers find in a store that nobody has open. They guess how wide slots are, and
         who closed the store may not be who was killed with it.
         """
         assert self._store is None
-        is_told = self.is_ours_alone and self.owner.slot_ms in (1, 1_000)
-        if self.account.is_repeating or not self.account.lives or not is_told:
+        if self.account.is_repeating or not self.account.lives or not self.tells_readers:
             return
         own = [life for life in self.account.lives if PENDING in life.may]
         if all(len(life.may) == 1 for life in own):
@@ -336,8 +358,11 @@ class World:
             if found.pending != len(own):
                 self.require([f"inspect counts {found.pending} pending messages, not {len(own)}"])
 
-    def look_as_a_broker(self) -> None:
-        """A broker that takes the wheel over finds all that is pending."""
+    def look_as_a_broker(self, *, is_power_cut: bool = False) -> None:
+        """A broker that takes the wheel over finds all that is pending. After a loss of power it
+        believes the hand, which may be on the disk, while what was delivered or rolled by it is
+        not.
+        """
         queue = self.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
         if self.owner.engine != "wheel" or not self.is_ours_alone or not queue.exists():
             return
@@ -346,6 +371,7 @@ class World:
             self.clock.now_ms(),
             precision_ms=self.owner.slot_ms,
             snapshots_on=self.owner.snapshots,
+            torn_from=self._known_end if is_power_cut else LONG_MAX,
             recovers_queues=self._lacks_entries,
         )
         self.require(view.wrong)
@@ -354,9 +380,24 @@ class World:
             life.name
             for life in self.account.lives
             if life.may == {PENDING} and life.name not in names and life.family == "timers"
+            if not is_power_cut or self._has_never_been_near(life)
         )
         lost = wanted - Counter(view.keys)
         self.require([f"lost to a broker: {name}, {count} of them" for name, count in lost.items()])
+
+    def _has_never_been_near(self, life: Life) -> bool:
+        """Whether no hand that may be on the disk is behind it, and it has not rolled."""
+        window_ms = self.owner.window_slots * self.owner.slot_ms
+        is_ahead = life.early_ms - self.owner.slot_ms > self.account.advanced_to_ms
+        return is_ahead and life.early_ms - life.scheduled_ms < window_ms // 2
+
+    @property
+    def _known_end(self) -> int:
+        """Records from here on nobody was told to be durable."""
+        return (
+            max((life.place for life in self.account.lives if ABSENT not in life.may), default=-1)
+            + 1
+        )
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -391,6 +432,22 @@ class World:
         self.account.power_lost()
         self._lacks_entries = True
         self.new_disk()
+
+    def lose_what_is_made_anew(self) -> None:
+        """The files are gone that the engine makes anew from log and queue; nobody has it open."""
+        name = _MADE_ANEW.get(self.owner.engine)
+        if name is None:
+            return
+        self.say(f"{name} is lost")
+        shutil.rmtree(self.root / name, ignore_errors=True)
+        self.new_disk()
+        self.account.flushed()
+
+    def open_twice(self) -> None:
+        """Nobody else gets a store that is open."""
+        with suppress(StoreLockedError):
+            self.owner.open(self.root, self.clock).close()
+            self.require(["two have the store open"])
 
     def new_disk(self) -> None:
         """From here on what is there is on the disk."""
