@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import (
@@ -24,6 +25,7 @@ from message_store.base.errors import (
     TargetError,
 )
 from message_store.base.parallel import on_one_core
+from message_store.files.array_room import arrays_on_disk
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOCK_POLL_MS = 200.0
+_MANY_MESSAGES = 1 << 22
+"""From so many on columns lie on the disk: fewer take half a gigabyte of memory, and less time."""
 
 
 class FinishedTargetError(TargetError):
@@ -194,24 +198,38 @@ class _Conversion:
         with self.held():
             self.check_target()
             self.sources.check()
-            self.progress("plan", 0, 1)
-            self.sources.read()
-            self._plan()
-            planned = stopwatch_s()
-            self._write()
-            written = stopwatch_s()
-            self._seal()
-            sealed = stopwatch_s()
-            seconds = Seconds(
-                spark_start=spark_start_s,
-                plan=planned - started,
-                write=written - planned,
-                seal=sealed - written,
-                total=sealed - started + spark_start_s,
-            )
-            report = self._report(seconds)
+            with self._room_for_columns():
+                report = self._convert(started, spark_start_s)
             self._finish(report)
         return report
+
+    @contextmanager
+    def _room_for_columns(self) -> Iterator[None]:
+        """On the target's disk where there are many messages: it has room, and it is this run's."""
+        if self.sources.estimate() < _MANY_MESSAGES:
+            yield
+            return
+        with arrays_on_disk(self.target.path):
+            yield
+
+    def _convert(self, started: float, spark_start_s: float) -> ConversionReport:
+        """The stages, and what they found."""
+        self.progress("plan", 0, 1)
+        self.sources.read()
+        self._plan()
+        planned = stopwatch_s()
+        self._write()
+        written = stopwatch_s()
+        self._seal()
+        sealed = stopwatch_s()
+        seconds = Seconds(
+            spark_start=spark_start_s,
+            plan=planned - started,
+            write=written - planned,
+            seal=sealed - written,
+            total=sealed - started + spark_start_s,
+        )
+        return self._report(seconds)
 
     def preview(self) -> ConversionPlan:
         """The first stage, and what would follow from it."""
@@ -224,7 +242,8 @@ class _Conversion:
             is_begun = self._fix_plan()
             self.progress("plan", 1, 2)
             most_bytes = self.options.settings.record_max_bytes
-            too_large = self.plan.chosen[self.plan.most_bytes > most_bytes].tolist()
+            rows = np.flatnonzero(self.plan.most_bytes > most_bytes).tolist()
+            too_large = [int(self.plan.chosen[row]) for row in rows]
             bad = {
                 **dict.fromkeys(too_large, f"more than the {most_bytes:,} bytes that are read"),
                 **self.corrections.bad,

@@ -53,6 +53,8 @@ FILE_TOUCHERS = {
     "message_store/files/store_root.py",
     "message_store/kernels/cache.py",
     "message_store/files/live_segments.py",
+    # Files without a name, for columns of large stores.
+    "message_store/files/array_room.py",
     "compare/rocketmq/jars.py",
     "compare/running/work_files.py",
     "migrate/write/large_files.py",

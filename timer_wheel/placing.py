@@ -11,13 +11,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.array_room import new_array, row_blocks, rows_at, rows_where
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_ROLL
 from timer_wheel.format.wheel_math import Int64Array, floor_ms, needs_roll, out_ms
 
 OVERDUE_SLOTS = 3600
 """How many slots before now take what is overdue."""
-
-_BLOCK_ROWS = 1 << 16
 
 
 @attrs.frozen(eq=False)
@@ -32,42 +31,60 @@ class Placing:
     out_ms: Int64Array
 
 
-def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: int) -> Placing:
-    """The slot, timer unit flags and TIMER_OUT_MS of each message.
+def place(
+    due_ms: Int64Array,
+    *,
+    now_ms: int,
+    precision_ms: int,
+    window_slots: int,
+    outs_ms: Int64Array | None = None,
+) -> Placing:
+    """The slot, timer unit flags and TIMER_OUT_MS of each message; who has worked out the out times
+    gives them.
 
     ``due_ms`` is in store order, which decides among equals. A pure function: the same due times
     and ``now_ms`` give the same slots. ``window_slots`` is the effective roll window.
     """
     write_time_ms = floor_ms(now_ms, precision_ms)
-    out = out_times(due_ms, precision_ms)
-    flags = np.full(len(due_ms), FLAG_DEFAULT, np.int32)
+    out = out_times(due_ms, precision_ms) if outs_ms is None else outs_ms
+    flags = new_array(len(due_ms), np.int32)
+    flags[:] = FLAG_DEFAULT
     if not len(out):
         return Placing(out, flags, out)
 
     is_overdue = int(out.min()) < write_time_ms
     is_rolling = needs_roll(int(out.max()), write_time_ms, precision_ms, window_slots)
-    slot_time_ms = out.copy() if is_overdue or is_rolling else out
+    slot_time_ms = out
+    if is_overdue or is_rolling:
+        slot_time_ms = new_array(len(out), np.int64)
+        slot_time_ms[:] = out
+
+    def put(messages: Int64Array, slots: Int64Array, first_ms: int) -> None:
+        for rows in row_blocks(len(messages)):
+            slot_time_ms[messages[rows]] = first_ms + slots[rows] * precision_ms
+
     if is_rolling:
-        rolled = np.flatnonzero(needs_roll(out, write_time_ms, precision_ms, window_slots))
+        rolled = rows_where(
+            len(out),
+            lambda rows: needs_roll(out[rows], write_time_ms, precision_ms, window_slots),
+        )
         half = window_slots // 2
-        first_ms = write_time_ms + half * precision_ms
-        slots = _spread(out[rolled], window_slots - half)
-        slot_time_ms[rolled] = first_ms + slots * precision_ms
-        flags[rolled] |= FLAG_ROLL
+        slots = _spread(rows_at(out, rolled), window_slots - half)
+        put(rolled, slots, write_time_ms + half * precision_ms)
+        for rows in row_blocks(len(rolled)):
+            flags[rolled[rows]] |= FLAG_ROLL
 
     if is_overdue:
-        overdue = np.flatnonzero(out < write_time_ms)
-        first_ms = write_time_ms - OVERDUE_SLOTS * precision_ms
-        slots = _spread(due_ms[overdue], OVERDUE_SLOTS)
-        slot_time_ms[overdue] = first_ms + slots * precision_ms
+        overdue = rows_where(len(out), lambda rows: out[rows] < write_time_ms)
+        slots = _spread(rows_at(due_ms, overdue), OVERDUE_SLOTS)
+        put(overdue, slots, write_time_ms - OVERDUE_SLOTS * precision_ms)
     return Placing(slot_time_ms, flags, out)
 
 
 def out_times(due_ms: Int64Array, precision_ms: int) -> Int64Array:
     """``out_ms`` of each, a block at a time: whole arrays would leave a core's cache."""
-    outs = np.empty(len(due_ms), np.int64)
-    for begin in range(0, len(outs), _BLOCK_ROWS):
-        rows = slice(begin, begin + _BLOCK_ROWS)
+    outs = new_array(len(due_ms), np.int64)
+    for rows in row_blocks(len(outs)):
         outs[rows] = out_ms(due_ms[rows], precision_ms)
     return outs
 
@@ -75,11 +92,10 @@ def out_times(due_ms: Int64Array, precision_ms: int) -> Int64Array:
 def _spread(keys: Int64Array, slot_count: int) -> Int64Array:
     """For each element a slot in ``range(slot_count)``: evenly, in order of key, then of place."""
     order = _stable_order(keys)
-    ranks = np.arange(len(keys), dtype=np.int64)
-    ranks *= slot_count
-    ranks //= len(keys)
-    slots = np.empty_like(ranks)
-    slots[order] = ranks
+    slots = new_array(len(keys), np.int64)
+    for rows in row_blocks(len(keys)):
+        ranks = np.arange(rows.start, rows.stop, dtype=np.int64)
+        slots[order[rows]] = ranks * slot_count // len(keys)
     return slots
 
 
@@ -89,9 +105,11 @@ def _stable_order(keys: Int64Array) -> Int64Array:
     lowest = int(keys.min())
     if int(keys.max()) - lowest >= 1 << (63 - place_bits):
         return np.argsort(keys, kind="stable")
-    words = keys - lowest
+    words = new_array(len(keys), np.int64)
+    np.subtract(keys, lowest, out=words)
     words <<= place_bits
-    words |= np.arange(len(keys), dtype=np.int64)
+    for rows in row_blocks(len(keys)):
+        words[rows] |= np.arange(rows.start, rows.stop, dtype=np.int64)
     words.sort()
     words &= (1 << place_bits) - 1
     return words

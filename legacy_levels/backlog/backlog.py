@@ -32,13 +32,12 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_
 from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
 from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import parallel_map
+from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_where
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.reading.consume_queue import BoolArray
-
-_BLOCK_ROWS = 1 << 16
 
 
 @attrs.frozen
@@ -147,7 +146,7 @@ def read_backlog(
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
         entries, earliest_ms = repair_due_times(log, entries, table)
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
-        pending = entries.pick(~entries.is_expired & ~delivered)
+        pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
             commit_log_offset=pending.commit_log_offset,
             size_bytes=pending.size_bytes,
@@ -205,25 +204,38 @@ def _already_delivered(
     log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
 ) -> tuple[BoolArray, int]:
     """Which entries were delivered, and how many bytes of the log were walked through."""
-    may_be = ~entries.is_expired & (earliest_ms != NO_TIME) & (earliest_ms <= tail.newest_ms)
-    rows = np.flatnonzero(may_be)
+
+    def may_be(rows: slice) -> BoolArray:
+        earliest = earliest_ms[rows]
+        is_time = (earliest != NO_TIME) & (earliest <= tail.newest_ms)
+        return np.asarray(is_time & ~entries.is_expired[rows])
+
+    rows = rows_where(len(entries), may_be)
     waiting = Waiting(entries.commit_log_offset[rows], entries.size_bytes[rows], earliest_ms[rows])
-    marks = entries.commit_log_offset[entries.in_queue & ~entries.is_expired]
+    marks = _trusted_offsets(entries) if len(rows) else entries.commit_log_offset[:0]
     has_copy, copies = find_delivered(log, waiting, marks, tail.notes, tail.start)
-    delivered = copies.name(entries.commit_log_offset) & ~entries.is_expired
+    delivered = new_array(len(entries), np.bool_)
+    for block in row_blocks(len(entries)):
+        is_named = copies.name(entries.commit_log_offset[block])
+        delivered[block] = is_named & ~entries.is_expired[block]
     delivered[rows] = has_copy
     return delivered, copies.bytes_scanned
 
 
-def counts_by_level(levels: Int16Array, highest: int) -> list[int]:
-    """How many of these levels, none above ``highest``, are 0, 1 and so on; a block at a time,
-    because counting widens what it counts.
-    """
-    counts = np.zeros(highest + 1, np.int64)
-    for begin in range(0, len(levels), _BLOCK_ROWS):
-        counts += np.bincount(levels[begin : begin + _BLOCK_ROWS], minlength=highest + 1)
-    answer: list[int] = counts.tolist()
-    return answer
+def _trusted_offsets(entries: Entries) -> Int64Array:
+    """Where records begin, as far as queues tell."""
+    is_trusted = new_array(len(entries), np.bool_)
+    for rows in row_blocks(len(entries)):
+        is_trusted[rows] = entries.in_queue[rows] & ~entries.is_expired[rows]
+    offsets = entries.commit_log_offset
+    return offsets if is_trusted.all() else marked_rows(offsets, is_trusted)
+
+
+def _are_pending(entries: Entries, delivered: BoolArray) -> BoolArray:
+    is_pending = new_array(len(entries), np.bool_)
+    for rows in row_blocks(len(entries)):
+        is_pending[rows] = ~entries.is_expired[rows] & ~delivered[rows]
+    return is_pending
 
 
 def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
@@ -233,28 +245,38 @@ def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
     return levels[mask] if mask.any() else levels[:0]
 
 
+_COUNTED = (
+    *("queued", "already_delivered", "expired", "pending"),
+    *("not_in_queue", "before_queue", "repaired"),
+)
+
+
+def _masks(
+    recovered: RecoveredEntries, entries: Entries, delivered: BoolArray, rows: slice
+) -> tuple[BoolArray, ...]:
+    """Which of some entries are in each of the counts ``_COUNTED``."""
+    is_before = ~entries.in_queue[rows]
+    if is_before.any():
+        is_before &= np.isin(entries.commit_log_offset[rows], recovered.before.commit_log_offset)
+    is_expired, is_delivered = entries.is_expired[rows], delivered[rows]
+    is_pending = ~is_expired & ~is_delivered
+    is_repaired = is_pending & ~entries.is_known[rows] & (entries.due_ms[rows] > 0)
+    not_in_queue = ~entries.in_queue[rows] & ~is_before
+    is_queued = np.ones(len(is_pending), np.bool_)
+    return is_queued, is_delivered, is_expired, is_pending, not_in_queue, is_before, is_repaired
+
+
 def _count(
     recovered: RecoveredEntries, entries: Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
     by_level = {queue.level: queue for queue in recovered.queues}
     highest = int(entries.level.max(initial=0))
-    is_before = ~entries.in_queue
-    if is_before.any():
-        is_before &= np.isin(entries.commit_log_offset, recovered.before.commit_log_offset)
-    is_pending = ~entries.is_expired & ~delivered
-    is_repaired = is_pending & ~entries.is_known & (entries.due_ms > 0)
-    number_of = {
-        name: counts_by_level(levels, highest)
-        for name, levels in (
-            ("queued", entries.level),
-            ("already_delivered", _picked(entries.level, delivered)),
-            ("expired", _picked(entries.level, entries.is_expired)),
-            ("pending", _picked(entries.level, is_pending)),
-            ("not_in_queue", _picked(entries.level, ~entries.in_queue & ~is_before)),
-            ("before_queue", _picked(entries.level, is_before)),
-            ("repaired", _picked(entries.level, is_repaired)),
-        )
-    }
+    sums = np.zeros((len(_COUNTED), highest + 1), np.int64)
+    for rows in row_blocks(len(entries)):
+        masks = _masks(recovered, entries, delivered, rows)
+        for sum_of_levels, mask in zip(sums, masks, strict=True):
+            sum_of_levels += np.bincount(_picked(entries.level[rows], mask), minlength=highest + 1)
+    number_of = dict(zip(_COUNTED, sums.tolist(), strict=True))
     in_use = [level for level, count in enumerate(number_of["queued"]) if count]
     counts = []
     for level in sorted({*by_level, *in_use}):

@@ -19,6 +19,7 @@ from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.base.errors import OptionsError
 from message_store.base.parallel import core_count, parallel_map
+from message_store.files.array_room import marked_rows, new_array, rows_at, rows_where
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -112,12 +113,16 @@ class Entries:
     is_expired: BoolArray
     in_queue: BoolArray
 
+    def __len__(self) -> int:
+        return len(self.commit_log_offset)
+
     def pick(self, which: BoolArray | Int64Array) -> "Entries":
         """The chosen ones; these themselves when all are."""
         if which.dtype == np.bool_ and which.all():
             return self
-        columns = [getattr(self, field.name)[which] for field in attrs.fields(Entries)]
-        return Entries(*columns)
+        chosen: Any = marked_rows if which.dtype == np.bool_ else rows_at
+        columns = [getattr(self, field.name) for field in attrs.fields(Entries)]
+        return Entries(*parallel_map(lambda column: chosen(column, which), columns))
 
 
 def gather_entries(
@@ -162,15 +167,16 @@ def merged_entries(
         row[LATEST_DUE] = _latest_due_ms(queue, table, newest_ms)
     count = int(facts[:, COUNT].sum())
     entries = Entries(
-        commit_log_offset=np.empty(count, np.int64),
-        size_bytes=np.empty(count, np.int32),
-        level=np.empty(count, np.int16),
-        queue_offset=np.empty(count, np.int64),
-        due_ms=np.empty(count, np.int64),
-        is_known=np.empty(count, np.bool_),
-        is_expired=np.empty(count, np.bool_),
-        in_queue=np.ones(count, np.bool_),
+        commit_log_offset=new_array(count, np.int64),
+        size_bytes=new_array(count, np.int32),
+        level=new_array(count, np.int16),
+        queue_offset=new_array(count, np.int64),
+        due_ms=new_array(count, np.int64),
+        is_known=new_array(count, np.bool_),
+        is_expired=new_array(count, np.bool_),
+        in_queue=new_array(count, np.bool_),
     )
+    entries.in_queue[:] = True
 
     def merge(piece: tuple[NDArray[np.int64], slice]) -> bool:
         own, rows = piece
@@ -312,7 +318,11 @@ def _of_notes(notes: LogNotes, level: int, delay_ms: int, first_queue_offset: in
 
 def doubt_neutral_entries(log: SegmentReader, entries: Entries) -> Entries:
     """The same, but an entry that begins where a record does is damaged and not neutral."""
-    rows = np.flatnonzero(entries.is_expired & is_neutral_size(entries.size_bytes))
+
+    def are_neutral(rows: slice) -> BoolArray:
+        return entries.is_expired[rows] & is_neutral_size(entries.size_bytes[rows])
+
+    rows = rows_where(len(entries), are_neutral)
     is_damaged = read_store_times(log, entries.commit_log_offset[rows]) != NO_TIME
     if not is_damaged.any():
         return entries
@@ -331,7 +341,11 @@ def repair_due_times(
     message whose record cannot be read is due at NO_TIME. Raises OptionsError where a due time that
     is too late for the table is what another delay would have made of the store time.
     """
-    rows = np.flatnonzero(~entries.is_known & ~entries.is_expired)
+
+    def are_doubtful(rows: slice) -> BoolArray:
+        return ~entries.is_known[rows] & ~entries.is_expired[rows]
+
+    rows = rows_where(len(entries), are_doubtful)
     if not len(rows):
         return entries, entries.due_ms
     stored_ms = read_store_times(

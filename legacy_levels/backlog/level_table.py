@@ -15,12 +15,14 @@ import numpy as np
 
 from legacy_levels.backlog.queues import LevelQueue
 from message_store.base.errors import OptionsError
+from message_store.files.array_room import rows_where
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.commit_log import read_store_times
 from message_store.reading.consume_queue import (
+    BoolArray,
     Int64Array,
     QueueEntries,
     UnitArray,
@@ -79,7 +81,12 @@ def infer_levels(
 
 def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> Int64Array:
     """The delays that a sample of these entries shows, in the order of the queue."""
-    in_log = np.flatnonzero(is_filled(units) & (units["commit_log_offset"] >= log.min_offset))
+
+    def are_in_log(rows: slice) -> BoolArray:
+        part = units[rows]
+        return np.asarray(is_filled(part) & (part["commit_log_offset"] >= log.min_offset))
+
+    in_log = rows_where(len(units), are_in_log)
     chosen = np.linspace(0, len(in_log) - 1, min(SAMPLES_A_QUEUE, len(in_log)))
     sample = QueueEntries(units[in_log[chosen.astype(np.int64)]], 0, 0)
     ext_directory = StoreRoot(root).consume_queue_ext(LEVEL_TOPIC, level - 1)

@@ -189,4 +189,5 @@ def _newest_entries(directory: Path) -> UnitArray:
         units = read_queue(directory, from_queue_offset=first).units
     except FormatError:  # a queue that cannot be told is not one that is gone
         return np.empty(0, QUEUE_UNIT.dtype)
-    return units[is_message(units) & is_filled(units)][-_NEWEST_ENTRIES:]
+    newest: UnitArray = units[is_message(units) & is_filled(units)][-_NEWEST_ENTRIES:]
+    return newest.copy()  # a view would hold all that was read

@@ -9,6 +9,7 @@ import numpy as np
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.neutral_units import is_neutral
 from message_store.base.parallel import parallel_map
+from message_store.files.array_room import new_array, row_blocks
 from message_store.files.segments import Segment, SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
@@ -19,6 +20,7 @@ from message_store.reading.consume_queue import (
     Int64Array,
     QueueEntries,
     is_filled,
+    is_pre_blank,
     read_last_entry,
     read_queue,
     resolve_tags_codes,
@@ -82,9 +84,12 @@ class LevelQueue:
         message was taken back or delivered out of turn, or they only fill the queue before its
         first message.
         """
-        units = self.entries.units
-        is_gone = is_filled(units) & (units["commit_log_offset"] < log_min)
-        return np.asarray(is_gone | is_neutral(units) | self.entries.is_pre_blank)
+        is_expired = new_array(len(self), np.bool_)
+        for rows in row_blocks(len(self)):
+            units = self.entries.units[rows]
+            is_gone = is_filled(units) & (units["commit_log_offset"] < log_min)
+            is_expired[rows] = is_gone | is_neutral(units) | is_pre_blank(units)
+        return is_expired
 
 
 def open_level_queues(

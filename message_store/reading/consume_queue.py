@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import BadFieldError, SourceError, TruncatedRecordError
+from message_store.files.array_room import new_array, zero_array
 from message_store.files.segments import Segment, SegmentReader
 from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
 from message_store.format.queue_unit import (
@@ -208,7 +209,7 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
     if room_bytes - sum(segment.length_bytes for segment in segments) > _LARGEST_GAP_BYTES:
         raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
     try:
-        return np.zeros(room_bytes, np.uint8)
+        return zero_array(room_bytes, np.uint8)
     except MemoryError as error:
         raise SourceError(
             f"{reader.directory}: a queue of {room_bytes} bytes, for which there is no memory"
@@ -299,8 +300,9 @@ def resolve_tags_codes(
 
     Where the second array is True, the first still holds the address.
     """
-    tags_codes = entries.tags_code
-    unresolved = tags_codes <= MAX_EXT_ADDRESS
+    tags_codes, unresolved = (new_array(len(entries), each) for each in (np.int64, np.bool_))
+    tags_codes[:] = entries.units["tags_code"]
+    np.less_equal(tags_codes, MAX_EXT_ADDRESS, out=unresolved)
     if not unresolved.any():
         return tags_codes, unresolved
     wanted = np.flatnonzero(unresolved)

@@ -170,7 +170,7 @@ class InPlacePlan:
         share = SourceShare(
             bytes_read=self.bytes_read, largest_record_bytes=int(self.sizes.max(initial=0))
         )
-        order = Arrangement(np.arange(len(plan)), np.zeros(len(plan), np.int64), 0)
+        order = Arrangement(range(len(plan)), np.zeros(len(plan), np.int64), 0)
         sizes, nothing = self.sizes.astype(np.int32), np.zeros(len(plan), np.int32)
         no_keys = np.zeros(0, np.int64)
         rows = TargetRows.planned(plan, order, sizes, nothing, nothing, no_keys)

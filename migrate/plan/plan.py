@@ -9,6 +9,7 @@ long it becomes at most. Where each record lies, and in which slot it waits, fol
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from threading import Thread
 from typing import Any, Protocol
@@ -18,12 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
+from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_where
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES, PROPERTIES_MAX_BYTES
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
 from timer_wheel.placing import out_times
 
 Int64Array = NDArray[np.int64]
+Rows = Int64Array | range
+"""Indexes into a backlog: a range where they are all."""
 OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
 """TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
 BACKLOG_MAX_MESSAGES = 2**31 - 1
@@ -61,7 +65,7 @@ class Corrections:
 
     bad: dict[int, str] = attrs.field(factory=dict)
 
-    def learn(self, chosen: Int64Array, bad: Mapping[int, str]) -> "Corrections":
+    def learn(self, chosen: Rows, bad: Mapping[int, str]) -> "Corrections":
         """Add what was found of messages, by their index in the plan that chose ``chosen``."""
         found = {int(chosen[index]): why for index, why in bad.items()}
         return Corrections({**self.bad, **found})
@@ -108,7 +112,7 @@ class Plan:
     identity: str
     now_ms: int
     settings: TargetSettings
-    chosen: Int64Array
+    chosen: Rows
     source_offsets: Int64Array
     source_sizes: NDArray[np.int32]
     levels: NDArray[np.int16]
@@ -137,25 +141,28 @@ def make_plan(
     ``request`` is what a continued run must have in common; it goes into the plan's identity.
     ``source_starts`` are the first rows of the sources. Raises PlanError for too many messages.
     """
-    kept = chosen.copy()
-    kept[list(corrections.bad)] = False
-    picked = np.flatnonzero(kept)
+    kept = chosen
+    if corrections.bad:
+        kept = new_array(len(chosen), np.bool_)
+        kept[:] = chosen
+        kept[list(corrections.bad)] = False
+    is_all = bool(kept.all())
+    picked: Rows = range(len(kept)) if is_all else rows_where(len(kept), lambda rows: kept[rows])
     if len(picked) > BACKLOG_MAX_MESSAGES:
         raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
-    which = slice(None) if len(picked) == len(kept) else picked  # usually all, without a copy
-    levels = backlog.level[which].astype(np.int16, copy=False)
-    due_ms = backlog.due_ms[which]
-    source_offsets = backlog.commit_log_offset[which]
-    source_sizes = backlog.size_bytes[which].astype(np.int32, copy=False)
+
+    def of_picked(column: NDArray[Any]) -> NDArray[Any]:
+        return column if is_all else marked_rows(column, kept)
+
+    levels = of_picked(backlog.level).astype(np.int16, copy=False)
+    due_ms = of_picked(backlog.due_ms)
+    source_offsets = of_picked(backlog.commit_log_offset)
+    source_sizes = of_picked(backlog.size_bytes).astype(np.int32, copy=False)
     facts = {**request, "amendments": attrs.asdict(corrections)}
     identity = _Identity(facts, source_offsets, source_sizes, levels, due_ms)
-    most_bytes = _growth(levels)
-    most_bytes += source_sizes
     file_bytes = settings.commit_log_file_bytes
-    room = file_bytes - END_OF_FILE_MIN_BYTES
-    # Properties may go: then a record fits that looks too long for a file.
-    most_bytes[(most_bytes < 0) | (most_bytes > room + PROPERTIES_MAX_BYTES)] = 0
-    np.minimum(most_bytes, room, out=most_bytes)
+    most_bytes = _most_bytes(levels, source_sizes, file_bytes - END_OF_FILE_MIN_BYTES)
+    firsts = [*source_starts, len(kept)]
     return Plan(
         identity=identity.text(),
         now_ms=now_ms,
@@ -169,7 +176,7 @@ def make_plan(
         most_bytes=most_bytes,
         cut=Cut(
             cut_files(most_bytes, file_bytes),
-            np.searchsorted(picked, [*source_starts, len(kept)]).tolist(),
+            [bisect_left(picked, first) for first in firsts],
         ),
         engine=request.get("to", WHEEL),
     )
@@ -188,7 +195,8 @@ def cut_files(most_bytes: Int64Array, file_bytes: int) -> list[int]:
     """
     if not len(most_bytes):
         return [0]
-    ends = np.cumsum(most_bytes)
+    ends = new_array(len(most_bytes), np.int64)
+    np.cumsum(most_bytes, out=ends)
     total = int(ends[-1])
     room = file_bytes - END_OF_FILE_MIN_BYTES
     count = max(2 if total > _ALONE_BYTES else 1, -(-total // room))
@@ -196,7 +204,7 @@ def cut_files(most_bytes: Int64Array, file_bytes: int) -> list[int]:
         marks = [total * number // count for number in range(1, count)]
         cuts = np.searchsorted(ends, marks, side="right").tolist()
         bounds = sorted({0, *cuts, len(ends)})
-        if int(np.diff(np.append(0, ends)[bounds]).max()) <= room:
+        if int(np.diff([0, *ends[np.array(bounds[1:]) - 1]]).max()) <= room:
             return bounds
         count += 1
 
@@ -205,22 +213,32 @@ def implausible_entries(
     backlog: PlannedEntries, chosen: NDArray[np.bool_], precision_ms: int
 ) -> Corrections:
     """The chosen entries whose due time is damage, as bad ones."""
-    bad = np.flatnonzero(chosen & implausible_due(backlog, precision_ms))
-    return Corrections(bad={int(row): f"due time {backlog.due_ms[row]} is no time" for row in bad})
+    due_ms = backlog.due_ms
+    bad = rows_where(
+        len(due_ms), lambda rows: chosen[rows] & implausible_due(due_ms[rows], precision_ms)
+    )
+    return Corrections(bad={int(row): f"due time {due_ms[row]} is no time" for row in bad})
 
 
-def implausible_due(backlog: PlannedEntries, precision_ms: int) -> NDArray[np.bool_]:
-    """Entries whose due time is damage: their out time would not have 13 digits."""
-    due_ms, earliest_ms = backlog.due_ms, OUT_MS_MIN + precision_ms
-    if not len(due_ms) or (due_ms.min() >= earliest_ms and due_ms.max() < OUT_MS_END):
-        return np.zeros(len(due_ms), np.bool_)
-    return np.asarray((due_ms < earliest_ms) | (due_ms >= OUT_MS_END))
+def implausible_due(due_ms: Int64Array, precision_ms: int) -> NDArray[np.bool_]:
+    """Due times that are damage: their out time would not have 13 digits."""
+    return np.asarray((due_ms < OUT_MS_MIN + precision_ms) | (due_ms >= OUT_MS_END))
 
 
-def _growth(levels: NDArray[np.int16]) -> Int64Array:
+def _most_bytes(
+    levels: NDArray[np.int16], source_sizes: NDArray[np.int32], room: int
+) -> Int64Array:
+    """How long each record becomes at most, of those that ``room`` may take; else 0."""
     highest = int(levels.max()) if len(levels) else 0
-    table = np.array([growth_bytes(level, OUT_MS_MIN) for level in range(highest + 1)], np.int64)
-    return table[levels]
+    growth = np.array([growth_bytes(level, OUT_MS_MIN) for level in range(highest + 1)], np.int64)
+    most_bytes = new_array(len(levels), np.int64)
+    for rows in row_blocks(len(levels)):
+        most = growth[levels[rows]]
+        most += source_sizes[rows]
+        # Properties may go: then a record fits that looks too long for a file.
+        most[(most < 0) | (most > room + PROPERTIES_MAX_BYTES)] = 0
+        np.minimum(most, room, out=most_bytes[rows])
+    return most_bytes
 
 
 class _Identity:

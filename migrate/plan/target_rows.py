@@ -12,9 +12,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.array_room import new_array, rows_at
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.cache import kernel
-from migrate.plan.plan import Plan
+from migrate.plan.plan import Plan, Rows
 from migrate.settings import WHEEL, TargetSettings
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
 from timer_wheel.placing import place
@@ -26,10 +27,10 @@ Int32Array = NDArray[np.int32]
 @attrs.frozen(eq=False)
 class Arrangement:
     """The order of a target: for each row of its queue the message of the plan and the log offset;
-    and where the log ends.
+    and where the log ends. ``messages`` are a range where the order is that of the plan.
     """
 
-    messages: Int64Array
+    messages: Rows
     offsets: Int64Array
     log_end: int
 
@@ -44,13 +45,13 @@ def arrange(plan: Plan, sizes: Int32Array) -> Arrangement | None:
     """
     if len(sizes) and int(sizes.min()) > 0:
         return _as_planned(plan, sizes)
-    is_good = sizes > 0
-    spare = plan.cut.reserve + np.flatnonzero(is_good[plan.cut.reserve :])
+    spare = plan.cut.reserve + np.flatnonzero(sizes[plan.cut.reserve :] > 0)
     file_bytes = plan.settings.commit_log_file_bytes
-    messages, offsets, log_end = [], [], 0
+    messages, offsets = (new_array(len(sizes), np.int64) for _ in range(2))
+    count = log_end = 0
     for file in range(plan.cut.file_count):
         rows = plan.cut.rows_of(file)
-        own = rows.start + np.flatnonzero(is_good[rows.start : rows.stop])
+        own = rows.start + np.flatnonzero(sizes[rows.start : rows.stop] > 0)
         missing = len(rows) - len(own)
         taken = len(spare) if file == plan.cut.file_count - 1 else missing
         if taken > len(spare):
@@ -61,18 +62,17 @@ def arrange(plan: Plan, sizes: Int32Array) -> Arrangement | None:
         size_bytes = int(ends[-1]) if len(held) else 0
         if not len(held) or size_bytes > file_bytes - END_OF_FILE_MIN_BYTES:
             return None
-        messages.append(held)
-        offsets.append(file * file_bytes + ends - sizes[held])
-        log_end = file * file_bytes + size_bytes
-    nothing = np.empty(0, np.int64)
-    return Arrangement(
-        np.concatenate([nothing, *messages]), np.concatenate([nothing, *offsets]), log_end
-    )
+        held_rows = slice(count, count + len(held))
+        messages[held_rows] = held
+        offsets[held_rows] = file * file_bytes + ends - sizes[held]
+        count, log_end = held_rows.stop, file * file_bytes + size_bytes
+    return Arrangement(messages[:count], offsets[:count], log_end)
 
 
 def _as_planned(plan: Plan, sizes: Int32Array) -> Arrangement | None:
     """The same where every record is good: the order of the plan, without a copy of anything."""
-    offsets = np.cumsum(sizes, dtype=np.int64)
+    offsets = new_array(len(sizes), np.int64)
+    np.cumsum(sizes, dtype=np.int64, out=offsets)
     offsets -= sizes
     log_end = 0
     for file, (first, end) in enumerate(pairwise(plan.cut.files)):
@@ -81,7 +81,7 @@ def _as_planned(plan: Plan, sizes: Int32Array) -> Arrangement | None:
         log_end = int(offsets[end - 1]) + int(sizes[end - 1])
         if log_end - start > plan.settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES:
             return None
-    return Arrangement(np.arange(len(plan)), offsets, log_end)
+    return Arrangement(range(len(plan)), offsets, log_end)
 
 
 @attrs.frozen(eq=False)
@@ -136,14 +136,16 @@ class TargetRows:
         now_ms: int,
         settings: TargetSettings,
         engine: str = WHEEL,
+        outs_ms: Int64Array | None = None,
         **columns: Any,
     ) -> "TargetRows":
-        """Rows with these columns, each in its slot."""
+        """Rows with these columns, each in its slot; ``outs_ms`` by who has worked them out."""
         placing = place(
             due_ms,
             now_ms=now_ms,
             precision_ms=settings.precision_ms,
             window_slots=settings.roll_window_slots,
+            outs_ms=outs_ms,
         )
         distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
         return cls(
@@ -171,20 +173,23 @@ class TargetRows:
     ) -> "TargetRows":
         """The messages of a plan in this order; the columns have a row a message of the plan."""
         messages = arrangement.messages
-        is_as_planned = np.array_equal(messages, np.arange(len(plan)))
-        which = slice(None) if is_as_planned else messages  # usually all, without a copy
+
+        def in_order(column: NDArray[Any]) -> NDArray[Any]:
+            return column if isinstance(messages, range) else rows_at(column, messages)
+
         return cls.of(
-            due_ms=plan.due_ms[which],
+            due_ms=in_order(plan.due_ms),
             now_ms=plan.now_ms,
             settings=plan.settings,
             engine=plan.engine,
+            outs_ms=in_order(plan.outs_ms),
             identity=plan.identity,
-            levels=plan.levels[which],
+            levels=in_order(plan.levels),
             offsets=arrangement.offsets,
-            sizes=sizes[which],
-            tags_hashes=tags_hashes[which],
-            topic_hashes=topic_hashes[which],
-            key_hashes=key_hashes[which] if len(key_hashes) else key_hashes,
+            sizes=in_order(sizes),
+            tags_hashes=in_order(tags_hashes),
+            topic_hashes=in_order(topic_hashes),
+            key_hashes=in_order(key_hashes) if len(key_hashes) else key_hashes,
             log_end=arrangement.log_end,
         )
 
@@ -194,7 +199,7 @@ class TargetRows:
         sizes = np.maximum(plan.most_bytes, 1).astype(np.int32)
         arrangement = arrange(plan, sizes)
         if arrangement is None:  # records of no length, which are bad, made a file too long
-            arrangement = Arrangement(np.arange(len(plan)), np.cumsum(sizes) - sizes, 0)
+            arrangement = Arrangement(range(len(plan)), np.cumsum(sizes) - sizes, 0)
         nothing = np.zeros(len(plan), np.int32)
         return cls.planned(plan, arrangement, sizes, nothing, nothing, np.zeros(0, np.int64))
 
@@ -226,7 +231,7 @@ def slot_chains(slot_times_ms: Int64Array, precision_ms: int) -> tuple[Int32Arra
 
     RocketMQ: TimerMessageStore#doEnqueue, one message at a time.
     """
-    distances = np.empty(len(slot_times_ms), np.int32)
+    distances = new_array(len(slot_times_ms), np.int32)
     first = np.full(WHEEL_SLOTS, -1, np.int32)
     last = np.full(WHEEL_SLOTS, -1, np.int32)
     counts = np.zeros(WHEEL_SLOTS, np.int32)

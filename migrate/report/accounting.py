@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accounts of a conversion: from backlog, choice and plan to counts per level that add up."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
+from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.printable import counted
+from message_store.files.array_room import row_blocks
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Corrections
 from migrate.plan.target_rows import TargetRows
@@ -55,9 +56,17 @@ def open_before_ms(rows: TargetRows) -> int | None:
     return min(wheel_ms, rows.now_ms + settings.retention_hours * _HOUR_MS)
 
 
-def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
-    counts = counts_by_level(values, max(levels, default=0))
-    return {level: counts[level] for level in levels}
+def _per_level(
+    values: NDArray[Any],
+    levels: tuple[int, ...],
+    select: Callable[[slice], NDArray[np.bool_]] | None = None,
+) -> dict[int, int]:
+    """How many of these levels are each of ``levels``, or of those that ``select`` marks."""
+    counts = np.zeros(max(levels, default=0) + 1, np.int64)
+    for rows in row_blocks(len(values)):
+        part = values[rows] if select is None else values[rows][select(rows)]
+        counts += np.bincount(part, minlength=len(counts))
+    return {level: int(counts[level]) for level in levels}
 
 
 def _level_reports(
@@ -70,11 +79,12 @@ def _level_reports(
     levels = tuple(counts.level for counts in backlog.counts)
     own_levels = rows.levels[own]
     converted = _per_level(own_levels, levels)
-    skipped = _per_level(backlog.level[~chosen], levels)
+    skipped = _per_level(backlog.level, levels, lambda rows: ~chosen[rows])
     bad = np.array(sorted(corrections.bad), np.int64)
     quarantined = _per_level(backlog.level[bad], levels)
-    overdue = _per_level(own_levels[rows.due_ms[own] <= rows.now_ms], levels)
-    rolled = _per_level(own_levels[(rows.flags[own] & FLAG_ROLL) != 0], levels)
+    due_ms, flags = rows.due_ms[own], rows.flags[own]
+    overdue = _per_level(own_levels, levels, lambda part: due_ms[part] <= rows.now_ms)
+    rolled = _per_level(own_levels, levels, lambda part: (flags[part] & FLAG_ROLL) != 0)
     return tuple(
         LevelReport(
             level=counts.level,

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import DelayStoreError
+from message_store.files.array_room import row_blocks
 
 BUCKETS_MAX = 240
 BUCKETS_S = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400)
+_BLOCK_ROWS = 1 << 16
 _SECONDS_MAX = 10**7
 """Up to so many seconds are counted one by one; that is more than a hundred days."""
 
@@ -46,14 +48,15 @@ class DueTimes:
         first, last = int(due_ms.min()) // 1000, int(due_ms.max()) // 1000
         step = bucket_seconds(first, last)
         begin = first // step * step
-        seconds = due_ms // 1000
         if last - first < _SECONDS_MAX:
-            seconds -= begin
-            each = np.bincount(seconds)
+            each = np.zeros(last - begin + 1, np.int64)
+            for rows in row_blocks(len(due_ms), max(_BLOCK_ROWS, len(each))):
+                each += np.bincount(due_ms[rows] // 1000 - begin, minlength=len(each))
             counts = np.add.reduceat(each, np.arange(0, len(each), step))
             peak = int(each.argmax())
             most, when_s = int(each[peak]), begin + peak
         else:
+            seconds = due_ms // 1000
             counts = np.bincount((seconds - begin) // step)
             used_seconds, second_counts = np.unique(seconds, return_counts=True)
             peak = int(second_counts.argmax())

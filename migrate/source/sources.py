@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.queues import estimate_backlog
+from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import (
     FormatError,
     MigrationError,
@@ -22,6 +24,7 @@ from message_store.base.errors import (
     TargetError,
 )
 from message_store.base.printable import counted
+from message_store.files.array_room import new_array, row_blocks
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
@@ -115,6 +118,11 @@ class ConversionSource:
             messages = counted(waiting, "message waits", "messages wait")
             self.warnings.append(f"left behind: {messages} in the source's own timer wheel")
 
+    def estimate(self) -> int:
+        """About how many messages are pending, from the ends of the queues. Raises SourceError."""
+        offsets = read_delay_offsets(self.root.path, self.options.offsets)
+        return estimate_backlog(self.root.path, offsets)[0]
+
     def read(self) -> None:
         """Find what is pending, and choose from it; the rest is ``skipped``."""
         options = self.options
@@ -187,11 +195,23 @@ def _record(source: ConversionSource, at: int) -> bytes | int:
 
 def chosen_by_level(options: ConvertOptions, backlog: LevelBacklog) -> NDArray[np.bool_]:
     """Which pending messages are of a chosen level, as a mask. Raises OptionsError."""
+    chosen = new_array(len(backlog), np.bool_)
+    chosen[:] = True
     if not options.only_levels:
-        return np.ones(len(backlog), np.bool_)
+        return chosen
     known_levels = {counts.level for counts in backlog.counts}
     require_queues(StoreRoot(options.source), options.only_levels, known_levels)
-    return np.isin(backlog.level, np.array(options.only_levels))
+    for rows in row_blocks(len(backlog)):
+        chosen[rows] = np.isin(backlog.level[rows], np.array(options.only_levels))
+    return chosen
+
+
+def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Columns of one kind, one behind the other; a single one itself."""
+    if len(columns) == 1:
+        return columns[0]
+    both = new_array(sum(map(len, columns)), columns[0].dtype)
+    return np.concatenate(columns, out=both)
 
 
 @attrs.frozen(eq=False)
@@ -213,8 +233,7 @@ class Entries:
         ends = np.cumsum([len(backlog) for backlog in backlogs]).tolist()
 
         def joined(name: str) -> NDArray[Any]:
-            columns = [getattr(backlog, name) for backlog in backlogs]
-            return columns[0] if len(columns) == 1 else np.concatenate(columns)
+            return _joined([getattr(backlog, name) for backlog in backlogs])
 
         return cls(
             level=joined("level"),
@@ -272,12 +291,16 @@ class SourceSet:
         for root in self.roots:
             stack.enter_context(root.shared_lock())
 
+    def estimate(self) -> int:
+        """About how many messages are pending in all of them. Raises SourceError."""
+        return sum(source.estimate() for source in self._each)
+
     def read(self) -> None:
         """Find what is pending in all of them. Raises SameMessageError as well."""
         for source in self._each:
             source.read()
         self.entries = Entries.of([source.backlog for source in self._each])
-        self.chosen = np.concatenate([source.chosen for source in self._each])
+        self.chosen = _joined([source.chosen for source in self._each])
         refuse_same_messages(self._each)
 
     def fix_request(self, now_ms: int) -> None:

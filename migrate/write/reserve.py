@@ -9,6 +9,7 @@ the last file takes the rest.
 import itertools
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
 from message_store.base.parallel import parallel_map
+from message_store.files.array_room import new_array
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
@@ -118,7 +120,8 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
     reserve = _Reserve(stored, is_hierarchical=plan.engine == HIERARCHY)
     reserve.judge()
     attempts = [staging.attempt(note.attempt) for note in notes]
-    numbers = np.concatenate([*map(read_numbers, attempts), reserve.numbers], axis=1)
+    numbers = new_array((len(reserve.numbers), len(plan)), np.int32)
+    np.concatenate([*map(read_numbers, attempts), reserve.numbers], axis=1, out=numbers)
     bad = {row: why for attempt in attempts for row, why in read_bad(attempt).items()}
     bad |= {plan.cut.reserve + row: why for row, why in reserve.records.bad.items()}
     shares = [share for note in notes for share in note.shares]
@@ -136,13 +139,14 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
         for note in notes:
             reserve.append(note, arrangement)
     keys = [load_array(attempt.keys) for attempt in attempts if plan.engine == HIERARCHY]
+    key_count = len(plan) if plan.engine == HIERARCHY else 0
     rows = TargetRows.planned(
         plan,
         arrangement,
         numbers[SIZES],
         numbers[TAGS_HASHES],
         numbers[TOPIC_HASHES],
-        np.concatenate([*keys, reserve.keys]),
+        np.concatenate([*keys, reserve.keys], out=new_array(key_count, np.int64)),
     )
     return Written(bad, shares, rows, _bounds_of(plan, arrangement))
 
@@ -153,8 +157,7 @@ def _bounds_of(plan: Plan, arrangement: Arrangement) -> Sequence[int]:
     """
     if len(plan.cut.sources) == 2:
         return [0, len(arrangement.messages)]
-    bounds: list[int] = np.searchsorted(arrangement.messages, plan.cut.sources).tolist()
-    return bounds
+    return [bisect_left(arrangement.messages, first) for first in plan.cut.sources]
 
 
 class _Reserve:
@@ -199,15 +202,15 @@ class _Reserve:
         file_bytes = self._plan.settings.commit_log_file_bytes
         start = note.number * file_bytes
         first, end = np.searchsorted(arrangement.offsets, [start, start + file_bytes]).tolist()
-        first += int(np.searchsorted(arrangement.messages[first:end], self._first))
+        first += bisect_left(arrangement.messages[first:end], self._first)
         is_last = note.number == self._plan.cut.file_count - 1
         if first == end and (is_last or not note.bad_count):
             return
         with FileStream(log_of(self._plan, note), note.log_bytes) as stream:
             filled = note.log_bytes
             if first < end:
-                held = arrangement.messages[[first, end - 1]] - self._first
-                rows = slice(int(held[0]), int(held[1]) + 1)
+                held = [int(arrangement.messages[row]) for row in (first, end - 1)]
+                rows = slice(held[0] - self._first, held[1] - self._first + 1)
                 for written in self._rewritten(stream, rows, start + filled, first):
                     filled += written
             if not is_last:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from message_store.base.errors import TargetError
+from message_store.files.array_room import are_on_disk, row_blocks
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Corrections, Plan
 from migrate.plan.stored_plan import store_plan
@@ -27,6 +28,8 @@ _RATIOS = (
 """
 _PLAN_BYTES_A_MESSAGE = 84
 """Arrays of the plan and of the target's rows in the staging directory while it runs."""
+_COLUMN_BYTES_A_MESSAGE = 68
+"""Of the target's rows, and of spreading those that are overdue, where columns lie on the disk."""
 _LIKELY_RECORD_BYTES = 64 << 20
 """A longer record is rather a damaged entry, which takes no room."""
 
@@ -120,5 +123,8 @@ def planned_bytes(plan: Plan) -> int:
     """``bytes_needed`` of a plan, each record as long as it may become; a length that is probably
     damage counts as nothing.
     """
-    lengths = plan.most_bytes[plan.most_bytes <= _LIKELY_RECORD_BYTES]
-    return bytes_needed(int(lengths.sum()), len(plan), plan.engine)
+    log_bytes = len(plan) * _COLUMN_BYTES_A_MESSAGE if are_on_disk() else 0
+    for rows in row_blocks(len(plan)):
+        lengths = plan.most_bytes[rows]
+        log_bytes += int(lengths[lengths <= _LIKELY_RECORD_BYTES].sum())
+    return bytes_needed(log_bytes, len(plan), plan.engine)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room for columns of many rows: in memory, or in files without a name.
+
+A conversion has columns with a row a message. A process keeps its own memory until it lets go of
+it. The kernel may write a mapped page out and read it again. So the memory of a conversion does not
+grow with its messages. A file without a name ends with its last user, also when that is killed.
+"""
+
+import errno
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from message_store.base.errors import TargetError
+
+_LARGE_BYTES = 1 << 20
+"""A smaller array stays in memory: a file and its mapping would cost more."""
+_BLOCK_ROWS = 1 << 16
+"""So many rows are worked on at once: they stay in a core's cache."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+_directory: ContextVar[Path | None] = ContextVar("array_room", default=None)
+
+
+@contextmanager
+def arrays_on_disk(directory: Path) -> Iterator[None]:
+    """Give large arrays room on the disk of this directory during the ``with`` block.
+
+    Where its file system has no files without a name, as NFS, they stay in memory.
+    """
+    token = _directory.set(directory)
+    try:
+        yield
+    finally:
+        _directory.reset(token)
+
+
+def are_on_disk() -> bool:
+    """Whether large arrays lie on the disk."""
+    return _directory.get() is not None
+
+
+def new_array(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array to be filled. Raises TargetError where the disk is full."""
+    mapped = _mapped(shape, dtype)
+    return np.empty(shape, dtype) if mapped is None else mapped
+
+
+def zero_array(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array of zeros. Raises TargetError where the disk is full."""
+    mapped = _mapped(shape, dtype)
+    return np.zeros(shape, dtype) if mapped is None else mapped
+
+
+def _mapped(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | None:
+    """An array of zeros in a file without a name, or None where it is to be in memory."""
+    directory = _directory.get()
+    count = math.prod(shape) if isinstance(shape, tuple) else shape
+    size_bytes = count * np.dtype(dtype).itemsize
+    if directory is None or size_bytes < _LARGE_BYTES:
+        return None
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        # Blocks are taken before a page is touched: a full disk would end the process there.
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        room = mmap.mmap(descriptor, size_bytes)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise TargetError(
+                f"{directory}: {size_bytes:,} bytes for the conversion's columns: {error.strerror}"
+            ) from error
+        return None
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(room, dtype, count).reshape(shape)
+
+
+def row_blocks(count: int, block_rows: int | None = None) -> Iterator[slice]:
+    """The rows of a column, a block behind the other.
+
+    >>> list(row_blocks(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = block_rows or _BLOCK_ROWS
+    for first in range(0, count, step):
+        yield slice(first, min(first + step, count))
+
+
+def rows_where(count: int, select: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.int64]:
+    """The rows that ``select`` marks, asked block by block and, where it marks some, twice.
+
+    >>> rows_where(5, lambda rows: np.arange(5)[rows] % 2 == 1).tolist()
+    [1, 3]
+    """
+    blocks = [(rows, int(np.count_nonzero(select(rows)))) for rows in row_blocks(count)]
+    found = new_array(sum(marked for _, marked in blocks), np.int64)
+    filled = 0
+    for rows, marked in blocks:
+        if marked:
+            found[filled : filled + marked] = rows.start + np.flatnonzero(select(rows))
+            filled += marked
+    return found
+
+
+def marked_rows(column: NDArray[Any], is_marked: NDArray[np.bool_]) -> NDArray[Any]:
+    """The rows of a column that are marked, in a new one.
+
+    >>> marked_rows(np.array([7, 8, 9]), np.array([True, False, True])).tolist()
+    [7, 9]
+    """
+    found = new_array(int(np.count_nonzero(is_marked)), column.dtype)
+    filled = 0
+    for rows in row_blocks(len(column)):
+        part = column[rows][is_marked[rows]]
+        found[filled : filled + len(part)] = part
+        filled += len(part)
+    return found
+
+
+def rows_at(column: NDArray[Any], indexes: NDArray[np.int64]) -> NDArray[Any]:
+    """The rows of a column at these indexes, in their order, in a new one."""
+    found = new_array(len(indexes), column.dtype)
+    for rows in row_blocks(len(indexes)):
+        found[rows] = column[indexes[rows]]
+    return found

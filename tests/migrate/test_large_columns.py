@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of a large store lie on the disk: the same bytes, the same report, and less memory."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from legacy_levels.generate.store import generate_level_store
+from message_store.files import array_room
+from migrate import convert as conversion
+from migrate.convert import convert, convert_merged
+from migrate.report.report import ConversionReport, Seconds
+from migrate.settings import ConvertOptions, TargetSettings
+from tests.independent.level_messages import Item
+from tests.independent.level_store_builder import (
+    T0,
+    LevelMessage,
+    RawBytes,
+    build_level_store,
+)
+from tests.independent.real_stores import LEVELS_49_CRASH, unpack
+from tests.migrate.conversions import NOW_MS, SMALL, broker_files, options_for
+
+ITEMS: list[Item] = [
+    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 7)) for number in range(90)),
+    LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
+    LevelMessage(level=2, without=["REAL_QID"]),
+    RawBytes(b"x" * 50),
+    *(LevelMessage(level=number % 5 + 1, topic=f"Topic{number}") for number in range(40)),
+]
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has every column of every conversion on the disk, in blocks of a few rows; their sizes."""
+    made: list[int] = []
+    map_one = array_room._mapped
+
+    def counted(*shape_and_type: Any) -> Any:
+        array = map_one(*shape_and_type)
+        made.extend([] if array is None else [array.nbytes])
+        return array
+
+    monkeypatch.setattr(conversion, "_MANY_MESSAGES", 0)
+    monkeypatch.setattr(array_room, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(array_room, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(array_room, "_mapped", counted)
+    return made
+
+
+def told(report: ConversionReport) -> ConversionReport:
+    """All of a report that is to be the same."""
+    return attrs.evolve(
+        report,
+        target="",
+        seconds=Seconds(0, 0, 0, 0, 0),
+        sources=tuple(map(told, report.sources)),
+    )
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "some overdue": {},
+    "all overdue": {"now_ms": T0 + 10**8},
+    "some roll": {"settings": attrs.evolve(SMALL, roll_window_slots=20), "now_ms": T0 + 2_000},
+    "a hierarchical wheel": {"to": "hierarchy"},
+    "some levels": {"only_levels": (2, 3, 7)},
+    "some topics": {"only_topics": ("Topic3", "Topic4")},
+    "the whole log": {"whole_log": True},
+    "files of the usual size": {"settings": TargetSettings()},
+}
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_a_target_is_the_same_with_columns_on_the_disk(
+    changes: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    build_level_store(tmp_path / "source", ITEMS)
+    options = options_for(tmp_path, on_bad_record="quarantine", **changes)
+    wanted = convert(attrs.evolve(options, target=tmp_path / "wanted"))
+    mapped = request.getfixturevalue("mapped")
+    report = convert(options)
+    assert len(mapped) > 20
+    assert told(report) == told(wanted)
+    assert broker_files(options.target) == broker_files(tmp_path / "wanted")
+    assert list(options.target.glob(".*")) == []
+
+
+def test_a_crashed_store_is_the_same_too(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    store = unpack(LEVELS_49_CRASH, tmp_path / "real")
+    options = ConvertOptions(
+        source=store.root, target=tmp_path / "target", now_ms=store.stopped_ms, after_crash=True
+    )
+    wanted = convert(attrs.evolve(options, target=tmp_path / "wanted"))
+    request.getfixturevalue("mapped")
+    assert told(convert(options)) == told(wanted)
+    assert broker_files(options.target) == broker_files(tmp_path / "wanted")
+
+
+def test_merged_stores_are_the_same_too(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    members = []
+    for name, count in (("one", 40), ("two", 60)):
+        items = [LevelMessage(level=at % 4 + 1, unique_key=f"{name}-{at}") for at in range(count)]
+        build_level_store(tmp_path / name, items)
+        members.append(options_for(tmp_path, source=tmp_path / name))
+    wanted = convert_merged([attrs.evolve(one, target=tmp_path / "wanted") for one in members])
+    request.getfixturevalue("mapped")
+    assert told(convert_merged(members)) == told(wanted)
+    assert broker_files(tmp_path / "target") == broker_files(tmp_path / "wanted")
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    gc.collect()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def most_bytes(place: Path, messages: int) -> int:
+    """The most memory at a time of a conversion in this process, which has many small files."""
+    generate_level_store(place / "source", messages=messages, now_ms=NOW_MS, body_bytes=16)
+    settings = TargetSettings(commit_log_file_bytes=2 << 20)
+    options = ConvertOptions(
+        source=place / "source", target=place / "target", now_ms=NOW_MS, settings=settings
+    )
+    gc.collect()
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    assert convert(options).total("converted") == messages
+    return tracemalloc.get_traced_memory()[1] - before
+
+
+@pytest.mark.check
+@pytest.mark.usefixtures("traced")
+def test_memory_does_not_grow_with_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_MANY_MESSAGES", 0)
+    monkeypatch.setattr(array_room, "_LARGE_BYTES", 1 << 12)
+    most_bytes(tmp_path / "kernels", 1_000)
+    few, many = most_bytes(tmp_path / "few", 200_000), most_bytes(tmp_path / "many", 600_000)
+    assert many - few < 2 * 400_000, "two bytes a message"
