@@ -32,7 +32,7 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_
 from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
 from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import parallel_map
-from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_where
+from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_at, rows_where
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -211,7 +211,8 @@ def _already_delivered(
         return np.asarray(is_time & ~entries.is_expired[rows])
 
     rows = rows_where(len(entries), may_be)
-    waiting = Waiting(entries.commit_log_offset[rows], entries.size_bytes[rows], earliest_ms[rows])
+    columns = entries.commit_log_offset, entries.size_bytes, earliest_ms
+    waiting = Waiting(*(rows_at(column, rows) for column in columns))
     marks = _trusted_offsets(entries) if len(rows) else entries.commit_log_offset[:0]
     has_copy, copies = find_delivered(log, waiting, marks, tail.notes, tail.start)
     delivered = new_array(len(entries), np.bool_)

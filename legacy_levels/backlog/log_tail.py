@@ -12,10 +12,12 @@ import numpy as np
 
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import ExpectedUnits, LogNotes, take_notes
+from message_store.files.array_room import new_array
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.commit_log import (
     NO_TIME,
     first_store_times,
@@ -162,8 +164,9 @@ def read_tail(
 
 
 def _units_of(queue: LevelQueue) -> UnitArray:
-    units: UnitArray = np.concatenate([queue.history.units, queue.entries.units])
-    return units
+    both = queue.history.units, queue.entries.units
+    units: UnitArray = new_array(sum(map(len, both)), QUEUE_UNIT.dtype)
+    return np.concatenate(both, out=units)
 
 
 def _is_whole(queue: LevelQueue, notes: LogNotes) -> bool:

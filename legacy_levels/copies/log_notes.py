@@ -36,6 +36,7 @@ from legacy_levels.copies.kernels import (
     note_window,
 )
 from message_store.base.parallel import parallel_map
+from message_store.files.array_room import row_blocks
 from message_store.files.segments import SegmentReader
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -155,7 +156,7 @@ class ExpectedUnits:
         named = {each: units for each, units in units_of_queues.items() if each < _QUEUE_IDS}
         found = [none] * (max(named, default=-1) + 1)
         for queue_id, units in named.items():
-            if (np.diff(units["commit_log_offset"].astype(np.int64)) > 0).all():
+            if _are_in_order(units):
                 found[queue_id] = np.ascontiguousarray(units, QUEUE_UNIT.dtype)  # big-endian again
         return cls(tuple(found))
 
@@ -166,6 +167,15 @@ class ExpectedUnits:
             begin = int(np.searchsorted(units["commit_log_offset"], offset))
             row[[UNITS_AT, UNITS_END, NEXT_UNIT]] = address_of(units), len(units), begin
         return rows
+
+
+def _are_in_order(units: UnitArray) -> bool:
+    """Whether these units lie in the order of the log."""
+    offsets = units["commit_log_offset"]
+    return all(
+        bool((offsets[rows.start + 1 : rows.stop + 1] > offsets[rows]).all())
+        for rows in row_blocks(len(offsets) - 1)
+    )
 
 
 NOTHING_EXPECTED = ExpectedUnits(())
