@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     )
     from message_store.base import errors
     from message_store.reading.engine_choice import EngineName
+    from time_index import TimeIndexStore
     from timer_wheel import HierarchicalWheelStore, WheelStore
 
 _HOMES = {
     "HierarchicalWheelStore": "timer_wheel",
     "LevelStore": "legacy_levels",
+    "TimeIndexStore": "time_index",
     "WheelStore": "timer_wheel",
     "errors": "message_store.base",
 }
@@ -53,6 +55,7 @@ _ENGINES = {
     "levels": "LevelStore",
     "wheel": "WheelStore",
     "hierarchy": "HierarchicalWheelStore",
+    "time-index": "TimeIndexStore",
 }
 
 __all__ = [
@@ -76,6 +79,7 @@ __all__ = [
     "Pending",
     "Receipt",
     "SystemClock",
+    "TimeIndexStore",
     "WheelStore",
     "__version__",
     "errors",
@@ -89,9 +93,9 @@ def open_store(
 ) -> "DelayStore":
     """Open the store at ``path`` for writing, with the engine whose store it is.
 
-    ``engine`` (``"levels"``, ``"wheel"`` or ``"hierarchy"``) is needed for a new store, and for
-    one in which levels and a wheel lie. ``clock`` is the machine's unless another is given. For
-    other settings use the ``open`` of the engine's own class.
+    ``engine`` (``"levels"``, ``"wheel"``, ``"hierarchy"`` or ``"time-index"``) is needed for a new
+    store, and for one in which two of them lie. ``clock`` is the machine's unless another is given.
+    For other settings use the ``open`` of the engine's own class.
 
     Raises OptionsError where the files do not say which engine, and none was given, and for an
     engine that the store does not have; and what the engine's ``open`` raises: StoreLockedError,

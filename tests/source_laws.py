@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
     "message_store": 0,
     "legacy_levels": 1,
+    "time_index": 1,
     "timer_wheel": 1,
     "migrate": 2,
     "compare": 2,

@@ -62,6 +62,7 @@ FILE_TOUCHERS = {
     "migrate/write/staging.py",
     # Opens what it gives to another user, without following links.
     "migrate/write/owner.py",
+    "time_index/index_files.py",
     "timer_wheel/hierarchy/index_bulk.py",
     # A temporary directory of links, in the place of a directory that is not to be written to.
     "timer_wheel/reading/rocksdb_view.py",

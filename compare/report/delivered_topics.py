@@ -17,7 +17,7 @@ from message_store.columns.byte_column import Bytes, Int64s
 from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
-from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY
+from message_store.format.properties import UNIQUE_KEY, WAITING_TOPICS
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.interface.delay_store import DelayStore
 from message_store.reading.consume_queue import read_queue
@@ -49,7 +49,7 @@ def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:
     the order of the log; whatever the bodies are.
     """
     root = StoreRoot(path)
-    topics = [name for name in topics_with_queues(path) if name not in (LEVEL_TOPIC, TIMER_TOPIC)]
+    topics = [name for name in topics_with_queues(path) if name not in WAITING_TOPICS]
     offsets, sizes = _entries(root, topics)
     keys_and_times: list[tuple[str, int]] = []
     with SegmentReader(root.commit_log) as log:

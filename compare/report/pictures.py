@@ -22,11 +22,12 @@ _COLOURS = {
     "levels": "#d55e00",
     "wheel": "#0072b2",
     "hierarchy": "#009e73",
+    "time-index": "#cc79a7",
     "memory": "#8a8a8a",
     "java-levels": "#e6a100",
     "java-wheel": "#4aa8dd",
 }
-_OTHER_COLOURS = ("#cc79a7", "#7a5195", "#5d7a00")
+_OTHER_COLOURS = ("#7a5195", "#5d7a00", "#8c564b")
 _WIDTH = 9.6
 _MOST_POINTS = 200
 _LEAST_LATE_MS = 1.0

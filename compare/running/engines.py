@@ -67,6 +67,13 @@ def open_hierarchy(path: Path, clock: Clock, settings: RaceSettings) -> DelaySto
     return HierarchicalWheelStore.open(path, clock=clock, **_of_wheels(settings))
 
 
+def open_time_index(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """The time index, whose promises are to the millisecond."""
+    from time_index import TimeIndexStore
+
+    return TimeIndexStore.open(path, clock=clock, settings=_store_settings(settings))
+
+
 def open_reference_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """RocketMQ's algorithm of the timer wheel, one message at a time."""
     from timer_wheel.reference.store import ReferenceWheelStore
@@ -98,6 +105,7 @@ ENGINES: dict[str, Engine] = {
     "levels": Engine(open_levels),
     "wheel": Engine(open_wheel),
     "hierarchy": Engine(open_hierarchy),
+    "time-index": Engine(open_time_index),
     "reference-levels": Engine(open_reference_levels),
     "reference-wheel": Engine(open_reference_wheel),
     "memory": Engine(open_memory, has_files=False),

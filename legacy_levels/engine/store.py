@@ -36,7 +36,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message
-from message_store.format.properties import TIMER_TOPIC
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import (
     BatchReceipt,
@@ -232,9 +232,9 @@ class LevelStore(ClosedOnExit):
         if last_ms is not None and last_ms <= now_ms < last_ms + interval_ms:
             return
         keep_from = self.live.log.end
-        if self.state.rules.spare_waiting:  # and whatever a wheel in this store may still want
-            on_wheel = self.live.first_record(TIMER_TOPIC)
-            keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
+        if self.state.rules.spare_waiting:  # and whatever another engine may still want
+            elsewhere = self.live.first_of_others(LEVEL_TOPIC)
+            keep_from = min(self.state.first_waiting_log_offset(), elsewhere)
         with self._persistence.try_writing() as is_free:
             if not is_free:
                 return  # the next call tries again

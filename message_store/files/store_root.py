@@ -27,7 +27,7 @@ from message_store.base.errors import (
 from message_store.base.forks import belongs_to_this_process
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
-from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from message_store.format.queue_unit import QUEUE_UNIT
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
@@ -153,7 +153,7 @@ class StoreRoot:
             raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
         self.require_inside(self.commit_log, self.consume_queues, self.config, self.timer_log)
         self._require_no_links(self.commit_log, self.timer_log)
-        for topic in (LEVEL_TOPIC, TIMER_TOPIC):
+        for topic in WAITING_TOPICS:
             self._require_no_links(self.consume_queues / topic)
             self._require_no_links(self.consume_queues.with_name("consumequeue_ext") / topic)
 

@@ -59,6 +59,7 @@ UNDELIVERABLE_TOPICS = frozenset(
     {
         names.LEVEL_TOPIC,
         names.TIMER_TOPIC,
+        names.TIME_INDEX_TOPIC,
         names.HALF_TOPIC,
         names.OP_HALF_TOPIC,
         "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",

@@ -36,6 +36,10 @@ INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 
 LEVEL_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+TIME_INDEX_TOPIC = "rmq_sys_time_index"
+"""Of delaywheel's own time index; brokers take it for a system topic, by its beginning."""
+WAITING_TOPICS = (LEVEL_TOPIC, TIMER_TOPIC, TIME_INDEX_TOPIC)
+"""Where messages wait: each engine works its own."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 RETRY_PREFIX = "%RETRY%"

@@ -23,7 +23,9 @@ import numba
 
 from message_store.base.clock import BEGAN_MS
 
-_PACKAGES = ("message_store", "legacy_levels", "timer_wheel", "migrate", "compare")
+_PACKAGES = (
+    "message_store", "legacy_levels", "time_index", "timer_wheel", "migrate", "compare",
+)  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -175,6 +175,19 @@ def _is_head(record: int, room: int, log_offset: int) -> bool:
 
 
 @inline_kernel
+def is_record_at(record: int, size: int, offset: int, parts: int) -> bool:
+    """Whether a record of this size, which says that it lies at this offset, is at an address;
+    ``parts`` as of ``find_parts``.
+    """
+    if size < SMALLEST_RECORD_BYTES or load_i32(record + AT_SIZE) != size:
+        return False
+    magic = load_i32(record + AT_MAGIC)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return False
+    return load_i64(record + AT_LOG_OFFSET) == offset and find_parts(record, size, parts)
+
+
+@inline_kernel
 def next_head(buffer: int, length: int, base: int, place: int) -> int:
     """The first place in a buffer, from ``place`` on, where a record begins; -1 where the blank or
     the end of the buffer comes first. Damage is stepped over.

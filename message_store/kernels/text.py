@@ -12,6 +12,8 @@ from message_store.kernels.raw_memory import load_u8, load_word
 
 NOT_UTF8 = -(2**62)
 """The result of ``java_hash_utf8`` for bytes that are no UTF-8; no 32-bit hash is this number."""
+_PLUS = ord("+")
+_DIGITS_MAX = 18
 
 
 @inline_kernel
@@ -117,3 +119,20 @@ def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
         shift += np.uint64(8)
         index += 1
     return mix64(value ^ tail)
+
+
+@inline_kernel
+def plain_number(address: int, length: int) -> int:
+    """The number of some plain digits, or -1 for anything else, which may still be a number."""
+    if length > 1 and load_u8(address) == _PLUS:
+        address += 1
+        length -= 1
+    if not 0 < length <= _DIGITS_MAX:
+        return -1
+    value = 0
+    for at in range(address, address + length):
+        digit = load_u8(at) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value

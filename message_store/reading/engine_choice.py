@@ -11,12 +11,17 @@ from message_store.base.errors import OptionsError, SourceError, reason_of
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
-from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.properties import LEVEL_TOPIC, TIME_INDEX_TOPIC
 
-EngineName = Literal["levels", "wheel", "hierarchy"]
+EngineName = Literal["levels", "wheel", "hierarchy", "time-index"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
-_NAMED = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}
+_NAMED = {
+    "levels": "the levels",
+    "wheel": "a wheel",
+    "hierarchy": "a hierarchical wheel",
+    "time-index": "a time index",
+}
 _TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
 DELAY_OFFSETS_NAME = "delayOffset.json"
@@ -43,6 +48,7 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
         "levels": has_levels,
         "wheel": has_wheel and not has_hierarchy,
         "hierarchy": has_hierarchy,
+        "time-index": bool(list_directories(store.consume_queues / TIME_INDEX_TOPIC)),
     }
     return tuple(name for name, is_there in has_engine.items() if is_there)
 
@@ -80,7 +86,7 @@ def choose_engine(
     """The engine to open a store with: the one asked for, or else the one whose store it is.
 
     Raises SourceError for a directory that is no store, unless it ``may_be_new`` and is missing or
-    empty; OptionsError where nothing or both engines lie in it and none was asked for.
+    empty; OptionsError where nothing or two engines lie in it and none was asked for.
     """
     is_new = may_be_new and _is_new(store.path)
     if not is_new:
@@ -90,9 +96,11 @@ def choose_engine(
     engines = () if is_new else engines_in(store)
     if len(engines) == 1:
         return engines[0]
-    what = "both levels and a wheel" if engines else "neither levels nor a wheel yet"
+    both = " and ".join(_NAMED[each] for each in engines)
+    what = f"both {both}" if engines else "neither levels nor a wheel yet"
     raise OptionsError(
-        f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy)"
+        f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy,"
+        " time-index)"
     )
 
 

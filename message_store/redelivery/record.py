@@ -36,6 +36,7 @@ _NO_DESTINATIONS = {
     names.HALF_TOPIC: "a half message of a transaction, which is never delivered",
     names.LEVEL_TOPIC: "a message whose real topic is the levels' own",
     names.TIMER_TOPIC: "a message whose real topic is the wheel's own",
+    names.TIME_INDEX_TOPIC: "a message whose real topic is the time index's own",
 }
 
 

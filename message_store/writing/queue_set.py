@@ -5,7 +5,7 @@ A broker has one size of queue file for all queues and refuses to start on anoth
 take the size of the existing ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -100,9 +100,10 @@ class QueueSet:
         queues = [queue for (name, _), queue in self._queues.items() if name == topic]
         return sorted(queues, key=lambda queue: queue.queue_id)
 
-    def first_record(self, topic: str, log_end: int) -> int:
-        """The commit log offset of the first record of a topic's queues; ``log_end`` if none."""
-        return min([log_end, *(queue.first_record(log_end) for queue in self.of_topic(topic))])
+    def first_record(self, topics: Collection[str], log_end: int) -> int:
+        """Where in the log the first record of these topics' queues is; ``log_end`` if none."""
+        queues = (queue for (name, _), queue in self._queues.items() if name in topics)
+        return min([log_end, *(queue.first_record(log_end) for queue in queues)])
 
     def close(self) -> None:
         """Give all files back; closing twice is fine."""

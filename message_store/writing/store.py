@@ -33,7 +33,7 @@ from message_store.files.unsynced import GroupSync
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.properties import HALF_TOPIC, WAITING_TOPICS
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.log import LiveLog
@@ -63,7 +63,7 @@ _BEHIND_MS = 1_000
 RocketMQ: flushIntervalConsumeQueue and timerFlushIntervalMs (5.5.0), both a second.
 """
 
-_SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
+_SYSTEM_TOPICS = frozenset({*WAITING_TOPICS, HALF_TOPIC})
 _DEFAULTS = StoreSettings()
 
 
@@ -196,9 +196,9 @@ class LiveStore:
         """The consume queue of a topic, to be appended to; see ``QueueSet.queue``."""
         return self.queues.queue(topic, queue_id)
 
-    def first_record(self, topic: str) -> int:
-        """The commit log offset of the first record of a topic's queues; the log's end if none."""
-        return self.queues.first_record(topic, self.log.end)
+    def first_of_others(self, own: str) -> int:
+        """Where the first record is that may wait in a topic of other engines; the end if none."""
+        return self.queues.first_record({*WAITING_TOPICS} - {own}, self.log.end)
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading; one that has no messages reads as empty."""

@@ -16,7 +16,14 @@ from message_store.interface.promise_rules import PromiseRule, to_level, to_slot
 from tests.contract.delay_store_machine import DAY_MS, DelayStoreMachine
 from tests.contract.naive_store import Model
 from tests.contract.test_hierarchical_store import to_the_millisecond
-from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
+from tests.faults.engines import (
+    SMALL,
+    abandon,
+    open_hierarchy,
+    open_levels,
+    open_time_index,
+    open_wheel,
+)
 from tests.helpers.tiers import with_examples
 from timer_wheel import HierarchicalWheelStore
 
@@ -113,6 +120,25 @@ class ForgetfulHierarchyMachine(HierarchyMachine):
         return open_hierarchy(folder, clock, attrs.evolve(SMALL, retention_ms=3 * HOUR_MS))
 
 
+class TimeIndexMachine(EngineMachine):
+    """Promises to the millisecond, within the log's retention."""
+
+    promise_rule = staticmethod(to_slot_end(1, max_delay_ms=SMALL.retention_ms))
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_time_index(folder, clock)
+
+
+class ForgetfulTimeIndexMachine(EngineMachine):
+    """Files go three hours after their last record; no message is promised for later."""
+
+    forgets = True
+    promise_rule = staticmethod(to_slot_end(1, max_delay_ms=3 * HOUR_MS))
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_time_index(folder, clock, attrs.evolve(SMALL, retention_ms=3 * HOUR_MS))
+
+
 class OwnersInTurnsMachine(EngineMachine):
     """A wheel in files and one in a database have the store in turns, after kills too; a wheel so
     small that most of what waits rolls.
@@ -163,8 +189,10 @@ MACHINES = [
     ForgetfulWheelMachine,
     HierarchyMachine,
     ForgetfulHierarchyMachine,
+    TimeIndexMachine,
+    ForgetfulTimeIndexMachine,
 ]
-QUICK = [LevelMachine, WheelMachine, HierarchyMachine]
+QUICK = [LevelMachine, WheelMachine, HierarchyMachine, TimeIndexMachine]
 IN_TURNS = [OwnersInTurnsMachine, FineOwnersInTurnsMachine, ForgetfulOwnersInTurnsMachine]
 
 

@@ -369,7 +369,7 @@ def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(pl
         "L", "B", "W", "K",
     }  # fmt: skip
     later = ("--now", NOW_MS + 60_000, "--json")
-    refused(run("run", place, *later), cli.USAGE, "holds both levels and a wheel")
+    refused(run("run", place, *later), cli.USAGE, "holds both the levels and a wheel")
     wheel = run("run", place, "--engine", "wheel", *later)
     assert "pending messages of the levels, if there are any, are left alone" in wheel.stderr
     assert [json.loads(line)["unique_key"] for line in wheel.stdout.splitlines()] == ["B", "W"]

@@ -11,7 +11,7 @@ import delaywheel
 from delaywheel import AfterMs, ManualClock, Message, errors, open_store
 from tests.source_laws import ROOT
 
-ENGINES = ("levels", "wheel", "hierarchy")
+ENGINES = ("levels", "wheel", "hierarchy", "time-index")
 
 
 def test_every_name_is_there() -> None:

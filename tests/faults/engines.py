@@ -59,6 +59,13 @@ def open_hierarchy(
     )
 
 
+def open_time_index(folder: Path, clock: Clock, settings: StoreSettings = SMALL) -> DelayStore:
+    """A time index."""
+    from time_index import TimeIndexStore
+
+    return TimeIndexStore.open(folder, clock=clock, settings=settings)
+
+
 def abandon(store: DelayStore) -> None:
     """Let go of the files as a kill does."""
     store.abandon()  # type: ignore[attr-defined]
@@ -86,11 +93,16 @@ def _hierarchy(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
     return open_hierarchy(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
 
 
+def _time_index(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
+    return open_time_index(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
+
+
 ENGINES = {
     engine.name: engine
     for engine in (
         Engine("levels", _levels),
         Engine("wheel", _wheel),
         Engine("hierarchy", _hierarchy),
+        Engine("time-index", _time_index),
     )
 }

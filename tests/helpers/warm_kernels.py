@@ -11,7 +11,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("message_store", "legacy_levels", "timer_wheel", "migrate", "compare")
+PACKAGES = (
+    "message_store", "legacy_levels", "time_index", "timer_wheel", "migrate", "compare",
+)  # fmt: skip
 
 
 def modules() -> list[str]:

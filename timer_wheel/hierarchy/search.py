@@ -13,13 +13,14 @@ from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Pending
+from message_store.interface.waiting_messages import pending_of
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.timers.fates import fate
-from timer_wheel.timers.pending import Filter, pending_of
+from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
 from timer_wheel.timers.rows import TimerFacts
 

@@ -12,7 +12,7 @@ in an old file gets a younger record with the same out time, as a broker's wheel
 import numpy as np
 
 from message_store.columns.byte_column import Int64s, int64s
-from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.properties import TIMER_TOPIC
 from message_store.redelivery.batch import FROM_WHEEL, ROLLED, Redelivered, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from timer_wheel.format.index_layouts import Rows
@@ -116,8 +116,8 @@ class Renewal:
             self._index.place_queued()
             self._index.waiting.reach(now_ms)
             self._renew(self._end_of_old_files(now_ms), now_ms)
-        in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
-        keep_from = min(self._first_needed(), in_levels)
+        elsewhere = self._store.first_of_others(TIMER_TOPIC)  # what of it came is not known here
+        keep_from = min(self._first_needed(), elsewhere)
         if not self._store.clean(now_ms, keep_from, self._make_known):
             self._look_again_ms = now_ms + LOOK_EVERY_MS
 

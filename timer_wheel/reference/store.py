@@ -21,10 +21,11 @@ from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
-from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.interface.finding_rules import worst_first
+from message_store.interface.waiting_messages import pending_of
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import queue_findings
 from message_store.writing.settings import StoreSettings
@@ -46,7 +47,7 @@ from timer_wheel.reference.protocol import StoreFiles, TimerConfig
 from timer_wheel.timer_message_store import AbstractStateService, TimerMessageStore
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter, pending_of
+from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.settings import WheelSettings
@@ -160,7 +161,7 @@ class ReferenceWheelStore(TimerStore):
         return LogDeliveries(self._store, offsets, sizes, promised)
 
     def _clean(self, now_ms: int) -> None:
-        first = self._store.first_record(LEVEL_TOPIC)
+        first = self._store.first_of_others(TIMER_TOPIC)
         keep_from = min([first, *(message.commit_log_offset for message, _ in self._messages())])
         if self._store.clean(now_ms, keep_from, self.timers.flush):
             self._log.delete_expired(self._store.log.min_offset)

@@ -14,9 +14,10 @@ import numpy as np
 
 from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s
-from message_store.format.java_numbers import INT_MAX, LONG_MAX
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
-from message_store.format.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
+from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY
+from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS, is_of_cancel
@@ -28,9 +29,6 @@ RecallKey = tuple[int, int]
 
 
 NO_KEY: RecallKey = (0, 0)
-
-
-_LONGEST_INT = 10
 
 
 @attrs.frozen
@@ -181,13 +179,6 @@ class Target:
     message: StoredMessage
     out_ms: int
     recall_key: RecallKey
-
-
-def real_queue_id(message: StoredMessage) -> int:
-    """The queue that a message goes to; 0 where its record names none that can be."""
-    text = message.properties.get(REAL_QUEUE_ID, "")
-    queue_id = int(text) if text.isdecimal() and len(text) <= _LONGEST_INT else 0
-    return queue_id if queue_id <= INT_MAX else 0
 
 
 def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, tuple[str, str]]:

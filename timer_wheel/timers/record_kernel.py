@@ -17,23 +17,18 @@ from message_store.format import properties as names
 from message_store.format.message_codec import body_crc
 from message_store.format.record_layout import (
     HEAD_V4_V4,
-    MAGIC_V1,
-    MAGIC_V2,
-    SMALLEST_RECORD_BYTES,
 )
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.log import (
     AT_BODY_CRC,
-    AT_LOG_OFFSET,
-    AT_MAGIC,
     AT_SIZE,
     LONGEST_HEAD_BYTES,
     PARTS,
     PROPERTIES_AT,
     PROPERTIES_BYTES,
     ROWS_AHEAD,
-    find_parts,
+    is_record_at,
     prefetch_head_and_tail,
     prepared_offset_at,
     store_time_at,
@@ -46,6 +41,7 @@ from message_store.kernels.text import (
     is_text,
     java_hash_utf8,
     mix64,
+    plain_number,
 )
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS
@@ -74,11 +70,10 @@ _KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
 _DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
-_AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _PLUS = ord("+")
+_AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _MARKER_TAGS = np.frombuffer(MARKER_TAGS.encode(), np.uint8)
 _MARKER_CRC = body_crc(MARKER_BODY)
-_DIGITS_MAX = 18
 ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
 
@@ -117,23 +112,6 @@ def _walk(place: int, end: int, spots: int) -> None:
                 store_native(spots + 8 * spot, divider + 1)
                 store_native(spots + 8 * spot + 8, stop - divider - 1)
         place = stop + 1
-
-
-@inline_kernel
-def _plain_number(place: int, length: int) -> int:
-    """The number of some plain digits, or -1 for anything else, which may still be a number."""
-    if length > 1 and load_u8(place) == _PLUS:
-        place += 1
-        length -= 1
-    if not 0 < length <= _DIGITS_MAX:
-        return -1
-    value = 0
-    for at in range(place, place + length):
-        digit = load_u8(at) - 0x30
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + digit
-    return value
 
 
 @inline_kernel
@@ -177,16 +155,6 @@ def _marker_kind(record: int, spots: Any) -> int:
         if is_own and load_u8(text + topic_bytes) == _PLUS:
             return MARKER
     return ODD_MARKER
-
-
-@inline_kernel
-def _is_record(record: int, size: int, offset: int, parts: int) -> bool:
-    if size < SMALLEST_RECORD_BYTES or load_i32(record + AT_SIZE) != size:
-        return False
-    magic = load_i32(record + AT_MAGIC)
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        return False
-    return load_i64(record + AT_LOG_OFFSET) == offset and find_parts(record, size, parts)
 
 
 @kernel("boolean(int64[::1], int64[::1])")
@@ -272,12 +240,12 @@ def read_timer_records(
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
         prefetch_head_and_tail(addresses[ahead], sizes[ahead])
         record = addresses[row]
-        if record < 0 or not _is_record(record, sizes[row], offsets[row], parts.ctypes.data):
+        if record < 0 or not is_record_at(record, sizes[row], offsets[row], parts.ctypes.data):
             facts[STATUS, row] = MISSING
             continue
         text = record + parts[PROPERTIES_AT]
         _walk(text, text + parts[PROPERTIES_BYTES], spots.ctypes.data)
-        out_ms = _plain_number(spots[_OUT_SPOT], spots[_OUT_SPOT + 1])
+        out_ms = plain_number(spots[_OUT_SPOT], spots[_OUT_SPOT + 1])
         topic_hash = 0
         if spots[_TOPIC_SPOT + 1]:
             topic_hash = java_hash_utf8(spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1])
@@ -288,7 +256,7 @@ def read_timer_records(
         facts[BORN_MS, row] = load_i64(record + _AT_BORN_TIME)
         facts[TOPIC_HASH, row] = topic_hash
         facts[IS_MARKER, row] = _marker_kind(record, spots)
-        rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
+        rolls = plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
         if usual and len(older_untils):

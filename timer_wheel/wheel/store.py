@@ -20,7 +20,7 @@ from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
-from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.redelivery.deliveries import LogDeliveries
@@ -149,8 +149,8 @@ class WheelStore(TimerStore):
         return self._turning.turn(now_ms, self._recall_marks())
 
     def _clean(self, now_ms: int) -> None:
-        in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
-        keep_from = min(self._timers.keep_from(), in_levels)
+        elsewhere = self._store.first_of_others(TIMER_TOPIC)  # what of it came is not known here
+        keep_from = min(self._timers.keep_from(), elsewhere)
         timers = self._timers
         if self._store.clean(now_ms, keep_from, self._make_known):
             self._store.retention.attempt(lambda: timers.delete_expired(self._store.log.min_offset))

@@ -13,7 +13,8 @@ import numpy as np
 
 from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Pending
-from timer_wheel.timers.pending import Filter, pending_of
+from message_store.interface.waiting_messages import pending_of
+from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers

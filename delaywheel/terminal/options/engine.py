@@ -205,6 +205,8 @@ def _settings(
     """What an engine is opened with; what nobody said is left to the engine and its store."""
     if engine == "levels" and precision_ms is not None:
         raise click.UsageError("--precision-ms is for the wheel, and this is a store of levels")
+    if engine == "time-index" and precision_ms is not None:
+        raise click.UsageError("--precision-ms is for a wheel; a time index keeps the millisecond")
     if engine == "wheel" and precision_ms == TO_THE_MILLISECOND:
         raise click.UsageError("--precision-ms 1 is for --engine hierarchy; a wheel has slots")
     options: dict[str, Any] = {}
@@ -236,7 +238,7 @@ def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict
             retention_ms=broker.retention_hours * HOUR_MS,
             broker_name=conf.get("brokerName") or StoreSettings().broker_name,
         )
-        if engine == "levels":
+        if engine in ("levels", "time-index"):
             return {"settings": settings}
         longest_s = positive_number(conf, "timerMaxDelaySec", DEFAULT_MAX_DELAY_S)
     except DelayStoreError as error:

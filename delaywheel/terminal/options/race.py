@@ -108,8 +108,8 @@ compare_options = all_of(
         default="levels,wheel",
         show_default=True,
         metavar="NAME,...",
-        help="Which engines: levels, wheel, hierarchy, reference-levels, reference-wheel, memory,"
-        " java-levels, java-wheel.",
+        help="Which engines: levels, wheel, hierarchy, time-index, reference-levels,"
+        " reference-wheel, memory, java-levels, java-wheel.",
     ),
     click.option(
         "--messages",

@@ -7,14 +7,14 @@ from delaywheel.terminal.render.text import due_span, some
 from message_store.base.printable import counted, iso_time, when
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import StoredMessage
-from message_store.format.properties import HALF_TOPIC, LEVEL_TOPIC, OP_HALF_TOPIC, TIMER_TOPIC
+from message_store.format.properties import HALF_TOPIC, OP_HALF_TOPIC, WAITING_TOPICS
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.reading.topic_listing import UnreadableMessage
 
 Topics = Mapping[str, Sequence[int]]
 """Topics and the numbers of their queues."""
-SYSTEM_TOPICS = {LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC}
+SYSTEM_TOPICS = {*WAITING_TOPICS, HALF_TOPIC, OP_HALF_TOPIC}
 """The engines' own topics: no consumer reads them."""
 LISTED_TOPICS = 20
 LISTED_RECEIPTS = 20

@@ -259,7 +259,7 @@ ENDS = ("restart", "kill", "reboot")
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("name", ["levels", "wheel", "hierarchy"])
+@pytest.mark.parametrize("name", ["levels", "wheel", "hierarchy", "time-index"])
 def test_every_end_is_measured_by_the_opening_behind_it(tmp_path: Path, name: str) -> None:
     workload = small("uniform", messages=400)
     ends = (Fault(kind, minute * 60_000) for minute, kind in zip((1, 50, 90), ENDS, strict=True))

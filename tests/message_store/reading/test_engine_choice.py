@@ -29,6 +29,8 @@ OFFSETS = ("config/delayOffset.json",)
         (("timerwheel", *LEVELS), ("levels", "wheel")),
         (("timerwheel", HIERARCHY), ("hierarchy",)),
         ((HIERARCHY, *LEVELS), ("levels", "hierarchy")),
+        (("consumequeue/rmq_sys_time_index/0/",), ("time-index",)),
+        (("consumequeue/rmq_sys_time_index/0/", *LEVELS), ("levels", "time-index")),
     ],
 )
 def test_what_tells_an_engine(

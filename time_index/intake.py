@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How messages come into a time index: as records of its topic, with entries of queue 0.
+
+A cancel is a record of queue 1 that names the message's first record, as a delivery does. So the
+rule of recovery says nothing of cancels: what a later record names waits no more.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import DelayLimitError, UnsupportedDelayError
+from message_store.columns.byte_column import Int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.message import Message, StoredMessage
+from message_store.format.message_codec import decode_message_at, encode_message
+from message_store.format.properties import TIME_INDEX_TOPIC
+from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.intake.batch import BatchDraft, draft_batch
+from message_store.intake.records import RecordForm, RecordMaker
+from message_store.intake.store_intake import LiveIntake
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.interface.promise_rules import to_slot_end
+from message_store.writing.store import LiveStore
+from time_index.index import CANCELS, MESSAGES
+
+_CANCEL_BODY = b"cancel"
+
+
+class TimeIndexIntake:
+    """Stores messages and cancels; whoever calls holds the store's lock.
+
+    A promise is to the millisecond. A delay longer than the log's retention is refused.
+    """
+
+    def __init__(self, store: LiveStore) -> None:
+        self._store = store
+        self._queue = store.queue(TIME_INDEX_TOPIC, MESSAGES)
+        self._cancels = store.queue(TIME_INDEX_TOPIC, CANCELS)
+        self._form = RecordForm.of(store.dialect, store.settings)
+        self._intake = LiveIntake(store, TIME_INDEX_TOPIC, self._form)
+        self._maker = RecordMaker(TIME_INDEX_TOPIC, self._form)
+        self._promise = to_slot_end(1, max_delay_ms=store.settings.retention_ms)
+
+    def schedule(self, message: Message, due: Due, now_ms: int) -> Receipt:
+        """Store a message for later."""
+        match due:
+            case AtMs():
+                due_ms = due.due_ms
+            case AfterMs():
+                due_ms = now_ms + due.delay_ms
+            case AtLevel():
+                due_ms = now_ms + self._store.levels.asked(due.level)[1]
+        promised_ms = self._promised(due_ms, now_ms)
+        return self._intake.store(
+            message, self._queue, due_ms, promised_ms, now_ms, None, promised_ms
+        )
+
+    def _promised(self, due_ms: int, now_ms: int) -> int:
+        if now_ms < 0:
+            raise UnsupportedDelayError(f"the clock says {now_ms}: nothing waits before 1970")
+        if due_ms <= now_ms:
+            return now_ms
+        try:
+            return self._promise(due_ms, now_ms)
+        except DelayLimitError as error:
+            raise DelayLimitError(f"{error}: the log's retention (retention_ms)") from None
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be kept."""
+        promised_ms = np.maximum(due_ms, now_ms)
+        if len(due_ms):
+            latest = int(np.argmax(due_ms))
+            try:
+                self._promised(int(due_ms[latest]), now_ms)
+            except UnsupportedDelayError as error:
+                raise error.of_row(latest) from None
+        records = draft_batch(
+            batch, system_topic=TIME_INDEX_TOPIC, out_ms=promised_ms, form=self._form
+        )
+        self._intake.require_room(records.sizes)
+        offsets = self._append_batch(records, now_ms)
+        self._intake.topics.remember_all(batch)
+        return BatchReceipt(
+            unique_keys=records.unique_keys,
+            topics=batch.topic,
+            due_ms=due_ms,
+            promised_ms=promised_ms,
+            commit_log_offsets=offsets,
+            broker_name=self._store.settings.broker_name,
+        )
+
+    def _append_batch(self, records: BatchDraft, now_ms: int) -> Int64s:
+        queue, count = self._queue, len(records)
+        queue_offsets = queue.max_offset + np.arange(count, dtype=np.int64)
+        fill = records.bind(np.full(count, MESSAGES, np.int64), queue_offsets, now_ms)
+        offsets = self._store.log.append_rows(records.sizes, fill)
+        units = np.empty(count, QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = offsets
+        units["size_bytes"] = records.sizes
+        units["tags_code"] = records.tags_codes
+        queue.append(units)
+        return offsets
+
+    def cancel(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
+        """Store the record that takes a pending message back."""
+        log, queue = self._store.log, self._cancels
+        marker = Message(topic=message.real_topic, body=_CANCEL_BODY, unique_key=message.unique_key)
+        record, offset, tags_code, _ = self._maker.record(
+            marker, None, due_ms, (), CANCELS, queue.max_offset, log.offset_for, now_ms, now_ms
+        )
+        named = ~message.commit_log_offset
+        stored = decode_message_at(record)
+        record = encode_message(attrs.evolve(stored, prepared_transaction_offset=named))
+        log.put(record, offset)
+        queue.append_one(offset, len(record), tags_code)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a time index: all pending ones, those that a receipt or a handle names, and what
+became of them.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import FormatError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import StoredMessage
+from message_store.format.properties import TIME_INDEX_TOPIC
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Pending
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
+from message_store.writing.log import LiveLog
+from time_index.index import CANCELS, TimeIndex, bucket_of
+from time_index.layouts import Bools, Units
+from time_index.record_kernel import key_hash, read_facts
+
+_PIECE = 1 << 17
+
+
+def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[Pending]:
+    """Every message that waits and passes, bucket by bucket: none moves to another.
+
+    Raises StoreClosedError when the store is closed meanwhile.
+    """
+    log = index.store.log
+    for start_ms in index.starts():
+        with index.store.reading():
+            units = index.look(start_ms)
+            units = units.rows(_may_pass(log, units, wanted))
+        columns = units.due_ms.tolist(), units.offsets.tolist(), units.sizes.tolist()
+        for due_ms, offset, size_bytes in zip(*columns, strict=True):
+            with index.store.reading():
+                message = _record(log, offset, size_bytes)
+            if message is not None and wanted.passes(message):
+                yield pending_of(message, due_ms, size_bytes)
+
+
+def _may_pass(log: LiveLog, units: Units, wanted: WaitingFilter) -> Bools:
+    """Which messages may be asked for, by due time and by hashes."""
+    chosen = wanted.in_time(units.due_ms)
+    if wanted.topic is not None or wanted.unique_key is not None:
+        facts = read_facts(log, units.offsets, units.sizes)
+        if wanted.topic is not None:
+            chosen &= facts.topic_hash == string_hash(wanted.topic)
+        if wanted.unique_key is not None:
+            chosen &= facts.key_hash == key_hash(wanted.unique_key)
+    return chosen
+
+
+def _record(log: LiveLog, offset: int, size_bytes: int) -> StoredMessage | None:
+    """The record there; None where it is damaged or gone, which is told when it is due."""
+    with suppress(FormatError):
+        return log.record(offset, size_bytes)
+    return None
+
+
+@attrs.frozen(eq=False)
+class Named:
+    """What a receipt or a handle names: a receipt its own message, a handle all that share it."""
+
+    handle: RecallHandle
+    first_offset: int | None = None
+
+    def pending(self, index: TimeIndex) -> list[StoredMessage]:
+        """Those that wait."""
+        units = index.look(bucket_of(self.handle.due_ms), keeps=True)
+        return self._among(index.store.log, units.rows(units.due_ms == self.handle.due_ms))
+
+    def fate(self, index: TimeIndex) -> Cancellation:
+        """What became of them, where none waits."""
+        offsets = int64s([each.commit_log_offset for each in self._ever(index)])
+        if not len(offsets):
+            return Cancellation.NEVER_EXISTED
+        is_taken = np.isin(offsets, _taken_back(index)).all()
+        return Cancellation.CANCELLED if is_taken else Cancellation.ALREADY_DELIVERED
+
+    def _ever(self, index: TimeIndex) -> list[StoredMessage]:
+        """All whose records the log still has: a receipt says where, a handle has all looked at."""
+        queue, log = index.queue, index.store.log
+        first, end = queue.min_offset, queue.max_offset
+        if self.first_offset is not None:
+            first = queue.first_behind(self.first_offset - 1)
+            end = min(first + 1, end)
+        found = []
+        for begin in range(first, end, _PIECE):
+            units = queue.units(begin, min(begin + _PIECE, end))
+            offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
+            facts = read_facts(log, offsets, sizes)
+            found += self._among(
+                log, Units(facts.due_ms, offsets, sizes).rows(facts.due_ms == self.handle.due_ms)
+            )
+        return found
+
+    def _among(self, log: LiveLog, units: Units) -> list[StoredMessage]:
+        """Those among messages that are due at this time."""
+        if self.first_offset is not None:
+            units = units.rows(units.offsets == self.first_offset)
+        topic, key = self.handle.topic, self.handle.unique_key
+        units = units.rows(_may_pass(log, units, WaitingFilter(topic=topic, unique_key=key)))
+        pairs = zip(units.offsets.tolist(), units.sizes.tolist(), strict=True)
+        messages = (_record(log, offset, size_bytes) for offset, size_bytes in pairs)
+        return [
+            message
+            for message in messages
+            if message is not None and (message.real_topic, message.unique_key) == (topic, key)
+        ]
+
+
+def _taken_back(index: TimeIndex) -> Int64s:
+    """Where the records lie of all messages that cancels name which the log still has."""
+    queue = index.store.queue(TIME_INDEX_TOPIC, CANCELS)
+    firsts = [int64s([])]
+    for begin in range(queue.min_offset, queue.max_offset, _PIECE):
+        units = queue.units(begin, min(begin + _PIECE, queue.max_offset))
+        places = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
+        facts = read_facts(index.store.log, *places)
+        firsts.append(facts.firsts[facts.is_fine & (facts.firsts < places[0])])
+    return np.concatenate(firsts)

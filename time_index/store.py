@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``TimeIndexStore``: messages for any time within the log's retention, and an index beside the log
+that says which of them are due when.
+
+Scheduling stores a record and its queue entry. The index is written when the store is flushed, and
+never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from message_store.base.clock import Clock
+from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message
+from message_store.format.properties import TIME_INDEX_TOPIC
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import (
+    BatchReceipt,
+    Cancellation,
+    Due,
+    Finding,
+    Pending,
+    Receipt,
+)
+from message_store.interface.waiting_messages import WaitingFilter
+from message_store.redelivery.batch import FROM_WHEEL, redeliver
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
+from message_store.writing.topics import LiveTopic
+from time_index.check import check_time_index
+from time_index.index import TimeIndex, bucket_of
+from time_index.intake import TimeIndexIntake
+from time_index.search import Named, waiting
+
+_DEFAULTS = StoreSettings()
+_LATEST_ADVANCE_MS = 2**62
+"""Later than every promise; what is asked for beyond it would only overflow."""
+
+
+class TimeIndexStore(ClosedOnExit):
+    """``DelayStore`` on a time index. Made by ``open``.
+
+    A message is promised for the millisecond that is asked for, within ``settings.retention_ms``.
+    ``levels`` are what ``AtLevel`` means.
+
+    Limitations: one thread at a time works, the others wait. No broker reads the index: what waits
+    here is delivered by this engine alone.
+    """
+
+    def __init__(self, store: LiveStore) -> None:
+        self.live = store
+        self.levels = store.levels
+        self._index = TimeIndex.open(store)
+        self._intake = TimeIndexIntake(store)
+        self._group = store.group(self._flush)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        levels: DelayLevels | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_5_5,
+        settings: StoreSettings = _DEFAULTS,
+    ) -> "TimeIndexStore":
+        """Open the store at ``path``, and make it when nothing is there.
+
+        Raises StoreLockedError when somebody has it open, SourceError for one that cannot be
+        written to, BadFieldError for ``repeat_after_kill``: there is no broker whose way that were.
+        """
+        if settings.repeat_after_kill:
+            raise BadFieldError(
+                "repeat_after_kill: a time index never repeats", expected=False, found=True
+            )
+        store = LiveStore.open(
+            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+        )
+        try:
+            return cls(store)
+        except BaseException:
+            store.abandon()
+            raise
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        with self.live.lock:
+            self.live.require_open()
+            yield
+
+    # --- scheduling -------------------------------------------------------------------------------
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        """Store a message for later."""
+        store = self.live
+        with store.lock:
+            if store.is_closed:
+                store.require_open()
+            count = store.log.append_count
+            try:  # all_or_broken, but for what entering it costs
+                return self._intake.schedule(message, due, store.clock.now_ms())
+            except BaseException:
+                store.break_if_appended(count)
+                raise
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be kept."""
+        due_ms = int64s(due_ms)
+        if due_ms.shape != (len(batch),):
+            raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
+        with self._use(), self.live.all_or_broken():
+            return self._intake.schedule_batch(batch, due_ms, self.live.clock.now_ms())
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> LogDeliveries:
+        """Move everything that is due at ``now_ms`` into its topic."""
+        now_ms = min(now_ms, _LATEST_ADVANCE_MS)
+        with self._use():
+            self.live.log.require_unbroken()
+            self._index.place_queued()
+            self._clean(now_ms)  # first what may fail: it would hide deliveries
+            with self.live.all_or_broken():
+                return self._deliver(now_ms)
+
+    def _deliver(self, now_ms: int) -> LogDeliveries:
+        """A killed process has appended all of it or nothing; each record names the one that it
+        takes on, and so the next opening knows.
+        """
+        index, due = self._index, self._index.due(now_ms)
+        if not len(due):
+            return LogDeliveries(self.live, *3 * [int64s([])])
+        done = redeliver(
+            self.live,
+            due.offsets,
+            due.sizes,
+            FROM_WHEEL,
+            prepared_offsets=~due.offsets,
+            store_ms=max(self.live.clock.now_ms(), now_ms),
+        )
+        index.drop_due(now_ms)
+        index.lose(due.offsets, done.bad)
+        index.relieve()
+        return LogDeliveries(self.live, done.positions, done.sizes, due.due_ms[done.rows])
+
+    def _clean(self, now_ms: int) -> None:
+        """Let retention remove old files, but for those that still hold what waits."""
+        log, settings = self.live.log, self.live.settings
+        is_any_old = self.live.retention.kept is not None or (
+            len(log.segments.starts) > 1
+            and log.store_time_ms(log.min_offset) + settings.retention_ms <= now_ms
+        )
+        if is_any_old:
+            keep_from = min(self._index.first_offset(), self.live.first_of_others(TIME_INDEX_TOPIC))
+            self.live.clean(now_ms, keep_from, lambda: None)
+
+    def next_due_ms(self) -> int | None:
+        """The earliest promise."""
+        with self._use():
+            self._index.place_queued()
+            return self._index.first_due_ms()
+
+    # --- what waits -------------------------------------------------------------------------------
+
+    def pending(
+        self,
+        *,
+        topic: str | None = None,
+        level: int | None = None,
+        due_after_ms: int | None = None,
+        due_before_ms: int | None = None,
+        unique_key: str | None = None,
+    ) -> Iterator[Pending]:
+        """What waits and passes every filter; no level is kept."""
+        with self._use():
+            self._index.place_queued()
+            wanted = WaitingFilter(topic, due_after_ms, due_before_ms, unique_key)
+            return iter(()) if level is not None else waiting(self._index, wanted)
+
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """Take back the message of a receipt, or all that a handle names."""
+        handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
+        first_offset = None if isinstance(receipt, str) else receipt.commit_log_offset
+        with self._use():
+            if handle.broker_name != self.live.settings.broker_name:
+                return Cancellation.NEVER_EXISTED
+            self.live.log.require_unbroken()
+            self._index.place_queued()
+            named = Named(handle, first_offset)
+            messages = named.pending(self._index)
+            if not messages:
+                return named.fate(self._index)
+            for message in messages:
+                with self.live.all_or_broken():
+                    self._intake.cancel(message, handle.due_ms, self.live.clock.now_ms())
+                    offsets = int64s([message.commit_log_offset])
+                    self._index.take_out(bucket_of(handle.due_ms), offsets)
+            return Cancellation.CANCELLED
+
+    def topic(self, name: str) -> LiveTopic:
+        """A topic's queues, for reading."""
+        with self._use():
+            return self.live.topic(name)
+
+    # --- health and the end -----------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        """Every invariant that does not hold, worst first."""
+        with self._use():
+            return check_time_index(self._index)
+
+    def undelivered(self) -> list[Finding]:
+        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
+        with self._use():
+            return [each.finding() for each in self._index.lost.all()]
+
+    def flush(self) -> None:
+        """Come back when everything stored so far survives a loss of power."""
+        self.live.require_open()
+        self._group.run()
+
+    def _flush(self) -> None:
+        """Log, queues, index, checkpoint, in this order; the index is not waited for."""
+        self.live.sync_log()
+        self.live.sync_queues()
+        with self._use():
+            self._index.save()
+            self._index.lost.save()
+        self.live.write_topics()
+        self.live.write_checkpoint(durably=True)
+
+    def close(self) -> None:
+        """Flush, and let go of the files; closing twice is fine."""
+        with self.live.lock:
+            if self.live.is_closed:
+                return
+            try:
+                if not self.live.log.is_broken:
+                    self._flush()
+                self.live.close()
+            finally:
+                self.live.abandon()
+
+    def abandon(self) -> None:
+        """Let go of everything without a last word, as a kill would."""
+        self.live.abandon()
