@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time index of one store at work: from the queue into buckets, and from memory into files.
 
-The index follows from the log and the queue. What it holds is what the queue holds, less what a
-later record names: a delivery, or a cancel (``redelivery.lineage``). Where its files cannot be
-believed, they are rebuilt by that rule.
+The index follows from the log. It holds each message of the topic that no later record names, as
+a delivery does, and a cancel (``redelivery.lineage``). Where its files cannot be believed, they are
+rebuilt by that rule. The queue only tells what is new.
 """
 
 from bisect import insort
@@ -29,7 +29,16 @@ from time_index.buckets import Bucket
 from time_index.index_files import IndexFiles
 from time_index.layouts import SPAN_MS, IndexState, SavedBucket, Units
 from time_index.lost_messages import LostMessage, lost_messages_of
-from time_index.record_kernel import Facts, read_facts, record_sizes
+from time_index.record_kernel import (
+    DUE,
+    FOUND_ROWS,
+    OFFSET,
+    SIZE,
+    Facts,
+    messages_in,
+    read_facts,
+    record_sizes,
+)
 
 MESSAGES, CANCELS = 0, 1
 """The queues of the topic: what waits, and what took something of that back."""
@@ -98,13 +107,21 @@ class TimeIndex:
         self.make_again()
 
     def make_again(self) -> None:
-        """Make the index from the queue and the names in the log, whatever its files say."""
+        """Make the index from the log, whatever its files say; of what the log does not tell, the
+        queue may.
+        """
         self._files.forget_state()
         self._gone |= self._files.starts()
         self._buckets, self._starts = {}, []
+        log = self.store.log
+        parts = [messages_in(*stretch) for stretch in log.stretches(log.min_offset, log.end)]
+        found = np.concatenate([np.empty((FOUND_ROWS, 0), np.int64), *parts], axis=1)
+        found = found[:, found[DUE] >= 0]
+        names = Names.since(log, log.min_offset)
+        units = Units(found[DUE], found[OFFSET], found[SIZE])
+        self._add(units.rows(~names.are_done(units.offsets, units.offsets)))
         self.placed_end = self.queue.min_offset
-        first = self.queue.first_record(self.store.log.end)
-        self.place_queued(Names.since(self.store.log, max(first, self.store.log.min_offset)))
+        self.place_queued(names, known=units.offsets)
 
     def _take_out_named(self, names: Names) -> None:
         """Take out what was delivered or taken back since the files were written. A record that
@@ -119,8 +136,10 @@ class TimeIndex:
 
     # --- from the queue ---------------------------------------------------------------------------
 
-    def place_queued(self, names: Names | None = None) -> None:
-        """Take in all that the queue holds, but for what these names tell to be done with."""
+    def place_queued(self, names: Names | None = None, known: Int64s | None = None) -> None:
+        """Take in all that the queue holds, but for what these names tell to be done with, and what
+        is ``known``.
+        """
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
             units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))
@@ -130,6 +149,8 @@ class TimeIndex:
             waits = facts.is_fine
             if names is not None:
                 waits &= ~names.are_done(offsets, offsets)
+            if known is not None:
+                waits &= ~np.isin(offsets, known)
             self._add(Units(facts.due_ms, offsets, sizes).rows(waits))
             self.placed_end = first + len(units)
 

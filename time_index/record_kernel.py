@@ -20,12 +20,17 @@ from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.log import (
+    AT_QUEUE_ID,
     AT_SIZE,
     PARTS,
     PROPERTIES_AT,
     PROPERTIES_BYTES,
     ROWS_AHEAD,
+    TOPIC_AT,
+    TOPIC_BYTES,
+    find_parts,
     is_record_at,
+    next_head,
     prefetch_head_and_tail,
 )
 from message_store.kernels.raw_memory import address_of, load_i32, store_native
@@ -48,6 +53,7 @@ FACT_ROWS = 4
 _OUT = np.frombuffer(names.TIMER_OUT_MS.encode(), np.uint8)
 _TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
+_OWN_TOPIC = np.frombuffer(names.TIME_INDEX_TOPIC.encode(), np.uint8)
 _OUT_SPOT, _TOPIC_SPOT, _KEY_SPOT, _SPOTS = 0, 2, 4, 6
 _SEED = np.uint64(0xC2B2AE3D27D4EB4F)
 
@@ -99,6 +105,48 @@ def read_waiting_records(addresses: Int64s, sizes: Int64s, offsets: Int64s, fact
         facts[FIRST, row] = first_offset_at(record, offsets[row])
         if topic_hash != NOT_UTF8:
             facts[DUE_MS, row] = plain_number(spots[_OUT_SPOT], spots[_OUT_SPOT + 1])
+
+
+OFFSET, SIZE, DUE = range(3)
+"""The rows of what is found in a log."""
+FOUND_ROWS = 3
+
+
+@kernel("int64(int64, int64, int64, int64[:, ::1])")
+def find_messages(buffer: int, length: int, base: int, found: Any) -> int:
+    """Find the messages of the topic's queue 0 in a log file, among its bytes from ``base`` on,
+    where a record begins; returns how many there are.
+
+    ``found`` gets as many as it has room for; DUE is -1 where it is no plain number. Damage is
+    stepped over.
+    """
+    parts = np.empty(PARTS, np.int64)
+    spots = np.empty(_SPOTS, np.int64)
+    count, place = 0, next_head(buffer, length, base, 0)
+    while place >= 0:
+        record = buffer + place
+        size = load_i32(record + AT_SIZE)
+        if not find_parts(record, size, parts.ctypes.data):
+            place = next_head(buffer, length, base, place + 1)
+            continue
+        is_ours = is_text(record + parts[TOPIC_AT], parts[TOPIC_BYTES], _OWN_TOPIC)
+        if is_ours and load_i32(record + AT_QUEUE_ID) == 0:
+            if count < found.shape[1]:
+                text = record + parts[PROPERTIES_AT]
+                _walk(text, text + parts[PROPERTIES_BYTES], spots.ctypes.data)
+                found[OFFSET, count], found[SIZE, count] = base + place, size
+                found[DUE, count] = plain_number(spots[_OUT_SPOT], spots[_OUT_SPOT + 1])
+            count += 1
+        place = next_head(buffer, length, base, place + size)
+    return count
+
+
+def messages_in(address: int, length: int, base: int) -> Int64s:
+    """The same, as a table with a column for each of them."""
+    nothing: Int64s = np.empty((FOUND_ROWS, 0), np.int64)
+    found = np.empty((FOUND_ROWS, find_messages(address, length, base, nothing)), np.int64)
+    find_messages(address, length, base, found)
+    return found
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")

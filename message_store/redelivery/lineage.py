@@ -93,13 +93,17 @@ class Names:
     @classmethod
     def since(cls, log: LiveLog, begin: int, end: int = LONG_MAX) -> "Names":
         """All in the log from a place on where a record begins; up to another one."""
-        parts = [np.empty((NAME_ROWS, 0), np.int64)]
-        for address, length, place in log.stretches(begin, end):
-            count = find_names(address, length, place, parts[0])
-            if count:
-                parts.append(np.empty((NAME_ROWS, count), np.int64))
-                find_names(address, length, place, parts[-1])
-        return cls(*np.concatenate(parts, axis=1))
+        parts = [cls.table_of(*stretch) for stretch in log.stretches(begin, end)]
+        return cls(*np.concatenate([np.empty((NAME_ROWS, 0), np.int64), *parts], axis=1))
+
+    @staticmethod
+    def table_of(address: int, length: int, place: int) -> Int64s:
+        """Those of one stretch of the log, as ``find_names`` has them."""
+        nothing: Int64s = np.empty((NAME_ROWS, 0), np.int64)
+        found = np.empty((NAME_ROWS, find_names(address, length, place, nothing)), np.int64)
+        if found.size:
+            find_names(address, length, place, found)
+        return found
 
     def __len__(self) -> int:
         return len(self.places)

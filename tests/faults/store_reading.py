@@ -27,7 +27,7 @@ from tests.independent.raw_records import (
     decode_record,
 )
 
-SYSTEM_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+SYSTEM_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC, "rmq_sys_time_index")
 _USUAL_BYTES = 4_096
 
 

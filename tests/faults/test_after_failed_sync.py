@@ -16,11 +16,23 @@ import pytest
 
 from message_store import AfterMs, DelayStore, ManualClock, Message
 from message_store.base.errors import StoreClosedError, TargetError
-from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
+from tests.faults.engines import (
+    SMALL,
+    abandon,
+    open_hierarchy,
+    open_levels,
+    open_time_index,
+    open_wheel,
+)
 
 START_MS = 1_793_000_000_000
 SETTINGS = attrs.evolve(SMALL, commit_log_file_bytes=1 << 14, retention_ms=60_000)
-OPENERS = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
+OPENERS = {
+    "levels": open_levels,
+    "wheel": open_wheel,
+    "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
+}
 PROMISES = ("checkpoint", "config/timercheck", "delaywheel/levels-flushed.json", "timercheckpoint")
 
 

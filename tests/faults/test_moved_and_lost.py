@@ -27,11 +27,17 @@ from tests.faults.engines import (
     abandon,
     open_hierarchy,
     open_levels,
+    open_time_index,
     open_wheel,
 )
 
 START_MS = 1_793_000_000_000
-OPENERS = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
+OPENERS = {
+    "levels": open_levels,
+    "wheel": open_wheel,
+    "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
+}
 
 
 def delivered(engine: Engine, path: Path, clock: ManualClock) -> DelayStore:

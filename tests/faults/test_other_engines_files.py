@@ -15,11 +15,12 @@ import pytest
 from message_store import AfterMs, DelayStore, ManualClock, Message, Severity
 from tests.faults.engines import ENGINES, abandon
 from tests.faults.store_reading import delivered, disagreements
+from time_index import index
 from timer_wheel.hierarchy import timer_index
 
 START_MS = 1_793_000_000_000
 LATER_MS = 600_000
-OTHER = {"levels": "wheel", "wheel": "levels", "hierarchy": "levels"}
+OTHER = {"levels": "wheel", "wheel": "levels", "hierarchy": "levels", "time-index": "levels"}
 
 
 def put(store: DelayStore, first: int, count: int) -> None:
@@ -75,6 +76,7 @@ def test_a_loss_of_power_that_another_engine_cleared_up_after_costs_nothing_that
     towards the place where that was, or over it.
     """
     monkeypatch.setattr(timer_index, "_MUCH_LOG_BYTES", 0)
+    monkeypatch.setattr(index, "_MUCH_LOG_BYTES", 0)
     folder, clock = tmp_path / "store", ManualClock(START_MS)
     store = open_one(first, folder, clock)
     put(store, 0, 40)

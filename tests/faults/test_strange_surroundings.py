@@ -26,13 +26,19 @@ from tests.faults.engines import (
     abandon,
     open_hierarchy,
     open_levels,
+    open_time_index,
     open_wheel,
 )
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
 _PATIENCE_S = 60
-OPENED = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
+OPENED = {
+    "levels": open_levels,
+    "wheel": open_wheel,
+    "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
+}
 
 
 def message(number: int) -> Message:

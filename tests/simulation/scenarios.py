@@ -16,7 +16,8 @@ import attrs
 from message_store.writing.settings import StoreSettings
 from tests.simulation.bench import START_MS, Action, Bench, Setup
 
-ENGINES = ("levels", "wheel", "hierarchy")
+ENGINES = ("levels", "wheel", "hierarchy", "time-index")
+OTHERS = ("levels", "wheel", "hierarchy")
 WHEELS = ("wheel", "hierarchy")
 
 SIX_UNITS_A_FILE = StoreSettings(
@@ -190,16 +191,26 @@ def roll(rng: random.Random) -> list[Step]:
 
 def retention(rng: random.Random) -> list[Step]:
     """Log files go while some of what they held waits, and some was delivered."""
+    return [OPEN, put("FAR", 7_000_000), *_rounds(rng, [500, 11_000, 40_000, 99_000])]
+
+
+def retention_of_index(rng: random.Random) -> list[Step]:
+    """The same within the retention: a delay beyond it is refused."""
+    return [OPEN, put("FAR", 60_000), *_rounds(rng, [500, 11_000, 40_000, 60_000])]
+
+
+def _rounds(rng: random.Random, choice_ms: Sequence[int]) -> list[Step]:
+    """Messages with these delays, time and deliveries, again and again."""
 
     def round_of(number: int) -> list[Step]:
-        delays_ms = [rng.choice([500, 11_000, 40_000, 99_000]) for _ in range(8)]
+        delays_ms = [rng.choice(choice_ms) for _ in range(8)]
         # Who says nothing for long leaves retention nothing that is on the disk elsewhere.
         flushes = [FLUSH] if number % 7 == 0 else []
         return [batch(f"ROUND{number}-", delays_ms, 150), *flushes, tick(10_000), advance()]
 
     before = [step for number in range(12) for step in round_of(number)]
     behind = [step for number in range(12, 16) for step in round_of(number)]
-    return [OPEN, put("FAR", 7_000_000), *before, *struck(*behind)]
+    return [*before, *struck(*behind)]
 
 
 def precision_change(rng: random.Random) -> list[Step]:
@@ -298,7 +309,8 @@ ENGINE_SCENARIOS = {
     "faithful": EngineScenario(faithful, ("levels", "wheel"), FAITHFUL),
     "recovery": EngineScenario(recovery),
     "roll": EngineScenario(roll, WHEELS),
-    "retention": EngineScenario(retention, ENGINES, SHORT_RETENTION),
+    "retention": EngineScenario(retention, OTHERS, SHORT_RETENTION),
+    "retention-of-index": EngineScenario(retention_of_index, ("time-index",), SHORT_RETENTION),
     "precision-change": EngineScenario(precision_change, WHEELS),
     "change-of-hands": EngineScenario(change_of_hands, ("hierarchy",)),
     "intake": EngineScenario(intake),

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads which messages are pending in a time index, without a trace, and beside an open store.
+
+The log alone tells it, so one moment is shown: the messages of the topic that no later record
+names. Limitation: the log is read whole from the first message of the queue on.
+"""
+
+import numpy as np
+
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
+from message_store.format.properties import TIME_INDEX_TOPIC
+from message_store.kernels.log import PARTS, walk_window
+from message_store.reading.commit_log import LogWalk
+from message_store.reading.consume_queue import read_queue
+from message_store.redelivery.lineage import NAME_ROWS, Names
+from time_index.layouts import Units
+from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
+
+
+def has_time_index(root: StoreRoot) -> bool:
+    """Whether anything was ever put into a time index here."""
+    return is_directory(root.consume_queues / TIME_INDEX_TOPIC)
+
+
+def pending_in_time_index(root: StoreRoot) -> Units:
+    """The pending messages, in the order of delivery. Raises SourceError and FormatError."""
+    if not has_time_index(root):
+        return Units.none()
+    queue = read_queue(root.consume_queue(TIME_INDEX_TOPIC, 0))
+    messages, named = [np.empty((FOUND_ROWS, 0), np.int64)], [np.empty((NAME_ROWS, 0), np.int64)]
+    walked = np.zeros(4 + PARTS, np.int64)
+
+    def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+        walk_window(address, length, base, room, walked)
+        messages.append(messages_in(address, int(walked[1]), base))
+        named.append(Names.table_of(address, int(walked[1]), base))
+        return int(walked[1]), int(walked[2])
+
+    with SegmentReader(root.commit_log) as log:
+        first = int(queue.commit_log_offset[0]) if len(queue) else log.min_offset
+        LogWalk(log, known_end=queue.indexed_end).run(max(first, log.min_offset), visit)
+    found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))
+    found = found[:, found[DUE] >= 0]
+    units = Units(found[DUE], found[OFFSET], found[SIZE])
+    return units.rows(~names.are_done(units.offsets, units.offsets)).in_order()
