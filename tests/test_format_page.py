@@ -39,7 +39,7 @@ def test_a_mark_without_a_part_is_refused() -> None:
 def test_every_field_of_every_layout_of_a_store_is_on_the_page() -> None:
     missing = []
     for source in product_sources():
-        if source.part in ("message_store", "legacy_levels", "timer_wheel") and (
+        if source.part in ("message_store", "legacy_levels", "time_index", "timer_wheel") and (
             "Layout(" in source.text
         ):
             module = import_module(source.path.removesuffix(".py").replace("/", "."))

@@ -32,6 +32,7 @@ from message_store.format.record_layout import (
     TOPIC_RUN_V2,
     runs,
 )
+from time_index.layouts import INDEX_UNIT, STATE_BUCKET, STATE_HEAD, STATE_TAIL
 from timer_wheel.format.checkpoint import OWN_CHECKPOINT, TIMER_CHECKPOINT
 from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
@@ -158,6 +159,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hierarchical wheel": _tables(
         BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE, NEWEST, TAKEN_OVER
     ),
+    "time index": _tables(INDEX_UNIT, STATE_HEAD, STATE_BUCKET, STATE_TAIL),
     "timeline": _tables(TIMELINE_KEY, TIMELINE_PLACE, TIMELINE_CHECKPOINT),
     "timeline example": lambda: "\n\nand the value is\n\n".join(
         (

@@ -20,6 +20,7 @@ from migrate.report.finished_target import UNFINISHED, unfinished_reason
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_settings
 from migrate.settings import TargetSettings
 from migrate.write.publishing import is_stub
+from time_index.lost_messages import lost_messages_of
 from timer_wheel.timers.lost_messages import LostMessages
 
 TARGET_UNFINISHED = error(
@@ -150,17 +151,18 @@ _MOST_NAMED = 20
 
 
 def check_undelivered(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """The messages that the notes of levels and wheels name."""
-    skipped, lost = SkippedMessages(snapshot.root.path), LostMessages(snapshot.root)
+    """The messages that the notes of the engines name."""
+    skipped = SkippedMessages(snapshot.root.path)
     of_levels = [
         (f"level {message.level}, queue offset {message.queue_offset}", message.reason)
         for message in skipped.all()
     ]
-    of_wheels = [
-        (f"commit log {message.commit_log_offset}", message.reason) for message in lost.all()
-    ]
     yield from _findings(snapshot, skipped, of_levels)
-    yield from _findings(snapshot, lost, of_wheels)
+    for lost in (LostMessages(snapshot.root), lost_messages_of(snapshot.root)):
+        named = [
+            (f"commit log {message.commit_log_offset}", message.reason) for message in lost.all()
+        ]
+        yield from _findings(snapshot, lost, named)
 
 
 def _findings(

@@ -20,7 +20,7 @@ from message_store.files.small_files import (
     read_small_file,
 )
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import hierarchy_mark
+from message_store.reading.engine_choice import engines_in, hierarchy_mark
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.format.metrics import TIMER_METRICS_NAME
 
@@ -28,6 +28,8 @@ ROCKETMQ_4 = "rocketmq-4"
 ROCKETMQ_5 = "rocketmq-5"
 HIERARCHICAL_WHEEL = "delaywheel-hierarchy"
 """A store of delaywheel's own, on which no broker starts."""
+TIME_INDEX = "delaywheel-time-index"
+"""A store of delaywheel's own, of which a broker delivers nothing."""
 UNKNOWN_FORMAT = "unknown"
 _BLOCK_BYTES = 512
 """The unit of ``st_blocks``, whatever the file system's own."""
@@ -56,7 +58,9 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
     hierarchical wheel's, where it is.
     """
     is_hierarchy = is_present(hierarchy_mark(store))
+    is_time_index = engines_in(store) == ("time-index",)
     marks = {
+        "there is a time index, of which a broker delivers nothing": is_time_index,
         "there is a hierarchical wheel, on which no broker starts": is_hierarchy,
         "there is a timer wheel": is_present(store.timer_wheel) and not is_hierarchy,
         "there is a timer log": bool(list_segments(store.timer_log)),
@@ -71,6 +75,8 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
         ),
     }
     evidence = tuple(sentence for sentence, is_true in marks.items() if is_true)
+    if is_time_index:
+        return FormatGuess(TIME_INDEX, evidence)
     if evidence:
         return FormatGuess(HIERARCHICAL_WHEEL if is_hierarchy else ROCKETMQ_5, evidence)
     if any(file.offsets is not None for file in offsets):

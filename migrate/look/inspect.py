@@ -40,11 +40,12 @@ from migrate.look.files import FormatGuess, count_files, guess_format, row_probl
 from migrate.look.inspection import (
     LevelState,
     StoreInspection,
+    TimeIndexSummary,
     TimelineSummary,
     TopicQueues,
     WheelSummary,
 )
-from migrate.look.timers import inspect_timers
+from migrate.look.timers import inspect_time_index, inspect_timers
 from migrate.report.finished_target import UNFINISHED
 from migrate.source.condition import loss_warnings
 from migrate.source.level_delays import infer_delays
@@ -114,6 +115,7 @@ class _Inspection:
         guess = self._guess()
         levels = self._levels(offsets)
         wheel, timeline, state = inspect_timers(self.store, self.now_ms, self.problems)
+        time_index = inspect_time_index(self.store, self.now_ms, self.problems)
         twice = counted_twice(self.store, self.backlog, state, self.now_ms)
         if twice.pending:
             are = "message stands", "messages stand"
@@ -123,8 +125,9 @@ class _Inspection:
         self.problems += loss_warnings(self.store)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
             self.problems += read_config(self.store.path, name).problems
-        timers = [part for part in (wheel, timeline) if part is not None]
-        parts: list[LevelState | WheelSummary | TimelineSummary] = [*levels, *timers]
+        timers = [part for part in (wheel, timeline, time_index) if part is not None]
+        parts: list[LevelState | WheelSummary | TimelineSummary | TimeIndexSummary]
+        parts = [*levels, *timers]
         return StoreInspection(
             path=str(self.store.path),
             now_ms=self.now_ms,
@@ -137,6 +140,7 @@ class _Inspection:
             levels=levels,
             wheel=wheel,
             timeline=timeline,
+            time_index=time_index,
             topics=tuple(
                 TopicQueues(topic.name, topic.read_queues, topic.write_queues)
                 for _name, topic in sorted(read_topics(self.store.path).items())

@@ -71,6 +71,16 @@ class TimelineSummary:
 
 
 @attrs.frozen
+class TimeIndexSummary:
+    """Pending messages of a time index; every number is None for one that cannot be read."""
+
+    pending: int | None = None
+    overdue: int | None = None
+    next_due_ms: int | None = None
+    last_due_ms: int | None = None
+
+
+@attrs.frozen
 class TopicQueues:
     """A topic that the store knows."""
 
@@ -101,12 +111,14 @@ class StoreInspection:
     files: tuple[FilesOf, ...]
     problems: tuple[str, ...]
     beyond_log: int = 0
+    time_index: TimeIndexSummary | None = None
 
     @property
     def next_due_ms(self) -> int | None:
         """When the first of all is due."""
         dues = [level.next_due_ms for level in self.levels]
-        dues += [part.next_due_ms for part in (self.wheel, self.timeline) if part is not None]
+        timers = (self.wheel, self.timeline, self.time_index)
+        dues += [part.next_due_ms for part in timers if part is not None]
         return min((due for due in dues if due is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:

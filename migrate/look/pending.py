@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the pending messages of a store, of its levels and its wheel, the next due first.
+"""Lists the pending messages of a store, whatever its engines, the next due first.
 
 Rows and due times are columns, so filters by level and time cost nothing. Other filters read many
 records at once, in log order. The scalar codec decodes the candidates, and decides.
@@ -38,9 +38,12 @@ from migrate.source.level_delays import level_table_of
 from migrate.source.record_reader import Chunk, read_chunks
 from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import timer_due_times
+from time_index.reading import pending_in_time_index
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 NO_LEVEL = 0
+TIME_INDEX = -1
+"""In the place of a level: the due time of a time index's rows is exact, as that of a level's."""
 NOT_IN_A_LEVEL_QUEUE = -1
 
 _FIRST_ROWS: Final = 4_096
@@ -94,7 +97,8 @@ class PendingFilter:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """One row a pending message; level 0 and queue offset -1 stand for the wheel.
+    """One row a pending message; queue offset -1 and level 0 stand for the wheel, level -1 for the
+    time index.
 
     The due time of a message that rolls, or was overdue when it was stored, is only in its record.
     """
@@ -112,6 +116,10 @@ class _Rows:
 
     def rows(self, chosen: NDArray[np.int64]) -> "_Rows":
         return _Rows(*(column[chosen] for column in attrs.astuple(self)))
+
+    def followed_by(self, other: "_Rows") -> "_Rows":
+        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
+        return _Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 def pending_messages(
@@ -251,7 +259,7 @@ def plain_times(column: ByteColumn) -> NDArray[np.int64]:
 
 
 def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_Rows, int]:
-    """Levels and wheel in one table, and the wheel's precision."""
+    """The rows of all engines in one table, and the wheel's precision."""
     backlog = read_backlog(
         store.path,
         offsets_choice=offsets,
@@ -267,6 +275,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
         earliest_ms=backlog.due_ms.astype(np.int64),
         will_roll=np.zeros(len(backlog), np.bool_),
     )
+    waiting = waiting.followed_by(_in_time_index(store))
     if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
         return waiting, 0
     wheel = read_wheel_store(
@@ -286,8 +295,20 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
         earliest_ms=timers.slot_time_ms - wheel.precision_ms,
         will_roll=timers.is_roll,
     )
-    pairs = zip(attrs.astuple(waiting), attrs.astuple(on_wheel), strict=True)
-    return _Rows(*(np.concatenate(pair) for pair in pairs)), wheel.precision_ms
+    return waiting.followed_by(on_wheel), wheel.precision_ms
+
+
+def _in_time_index(store: StoreRoot) -> _Rows:
+    units = pending_in_time_index(store)
+    return _Rows(
+        level=np.full(len(units), TIME_INDEX, np.int64),
+        queue_offset=np.full(len(units), NOT_IN_A_LEVEL_QUEUE, np.int64),
+        commit_log_offset=units.offsets,
+        size_bytes=units.sizes,
+        due_ms=units.due_ms,
+        earliest_ms=units.due_ms,
+        will_roll=np.zeros(len(units), np.bool_),
+    )
 
 
 def _decoded(
@@ -304,7 +325,7 @@ def _decoded(
         for level, queue_offset, offset, size_bytes, due_ms in zip(*listed, strict=True):
             message = _decoded_row(log, level, offset, size_bytes, due_ms, precision_ms)
             if isinstance(message, str):
-                yield BadRecord(level, queue_offset, offset, message)
+                yield BadRecord(max(level, NO_LEVEL), queue_offset, offset, message)
             elif wanted.lets_pass(message):
                 yield message
                 left = None if left is None else left - 1
@@ -351,7 +372,7 @@ def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) ->
         queue_id=parse_long(properties.get(names.REAL_QUEUE_ID, "")),
         tags=record.tags,
         keys=record.keys,
-        level=None if level == NO_LEVEL else level,
+        level=level if level > NO_LEVEL else None,
         due_ms=due_ms,
         size_bytes=size_bytes,
         commit_log_offset=record.commit_log_offset,

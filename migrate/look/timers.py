@@ -11,9 +11,10 @@ from message_store.base.printable import counted, shell_word
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
-from migrate.look.inspection import TimelineSummary, WheelSummary
+from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSummary
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
+from time_index.reading import has_time_index, pending_in_time_index
 from timer_wheel.reading.rocksdb_view import has_database
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
@@ -54,6 +55,27 @@ def inspect_timers(
     timeline = state.timeline
     summary = None if timeline is None else _timeline_summary(state, timeline, now_ms)
     return attrs.evolve(_summary(state, now_ms), engine=engine), summary, state
+
+
+def inspect_time_index(
+    store: StoreRoot, now_ms: int, problems: list[str]
+) -> TimeIndexSummary | None:
+    """The time index of a store, None for what was never used; what is to be said of it is added to
+    ``problems``.
+    """
+    if not has_time_index(store):
+        return None
+    try:
+        due_ms = pending_in_time_index(store).due_ms
+    except (FormatError, SourceError) as error:
+        problems.append(f"the time index cannot be read: {error}")
+        return TimeIndexSummary()
+    return TimeIndexSummary(
+        pending=len(due_ms),
+        overdue=int(np.count_nonzero(due_ms <= now_ms)),
+        next_due_ms=int(due_ms[0]) if len(due_ms) else None,
+        last_due_ms=int(due_ms[-1]) if len(due_ms) else None,
+    )
 
 
 def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from message_store.base.clock import Clock, SystemClock
-from message_store.base.errors import FormatError, PlanError, SourceError
+from message_store.base.errors import FormatError, OptionsError, PlanError, SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import StoredMessage
@@ -117,6 +117,11 @@ class _Restore:
         self.root = StoreRoot(options.store)
         self.engine = choose_engine(self.root, options.engine)
         require_engine(self.root, self.engine)
+        if self.engine == "time-index":
+            raise OptionsError(
+                f"{self.root.path}: a time index takes no quarantined records; restore them into"
+                " another store"
+            )
         self.refused: dict[str, str] = {}
 
     def run(self, *, execute: bool) -> RestoreReport:

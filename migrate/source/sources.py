@@ -42,6 +42,7 @@ from migrate.source.condition import require_stopped, retired_warnings, source_w
 from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.log_file import SourceShare
+from time_index.reading import pending_in_time_index
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -81,6 +82,15 @@ def waiting_in_wheel(source: StoreRoot) -> int:
     return len(wheel.pending)
 
 
+def _require_empty_time_index(source: StoreRoot) -> None:
+    if waiting := len(pending_in_time_index(source)):
+        messages = counted(waiting, "message waits", "messages wait")
+        raise WheelNotEmptyError(
+            f"{source.path}: {messages} in its time index and would be left behind;"
+            " --levels-only converts the levels alone"
+        )
+
+
 class ConversionSource:
     """One source, stage by stage; ``read`` sets ``backlog`` and ``chosen``, a mask of it."""
 
@@ -114,9 +124,15 @@ class ConversionSource:
         ]
         if not self.options.levels_only:
             require_empty_wheel(self.root)
-        elif waiting := waiting_in_wheel(self.root):
-            messages = counted(waiting, "message waits", "messages wait")
-            self.warnings.append(f"left behind: {messages} in the source's own timer wheel")
+            _require_empty_time_index(self.root)
+            return
+        for waiting, place in (
+            (waiting_in_wheel(self.root), "timer wheel"),
+            (len(pending_in_time_index(self.root)), "time index"),
+        ):
+            if waiting:
+                messages = counted(waiting, "message waits", "messages wait")
+                self.warnings.append(f"left behind: {messages} in the source's own {place}")
 
     def estimate(self) -> int:
         """About how many messages are pending, from the ends of the queues. Raises SourceError."""

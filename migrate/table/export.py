@@ -20,7 +20,9 @@ from migrate.look.choices import absent_choices, require_levels
 from migrate.progress import Progress, no_progress
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import (
+    KINDS,
     LEVELS,
+    TIME_INDEX,
     WHEEL,
     Condition,
     PendingRows,
@@ -37,7 +39,7 @@ SUFFIX = ".parquet"
 
 @attrs.frozen
 class ExportReport:
-    """The exported messages, from levels and from the wheel, and how many could not be read.
+    """The exported messages, from each engine, and how many could not be read.
     ``warnings`` name topics and levels that were asked for and that the store never had.
     """
 
@@ -49,6 +51,7 @@ class ExportReport:
     unreadable: int
     bytes_written: int
     warnings: tuple[str, ...] = ()
+    time_index: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object that ``export --json`` prints; keys are a promise."""
@@ -76,15 +79,16 @@ def export_parquet(
     what: str = BOTH,
     progress: Progress = no_progress,
 ) -> ExportReport:
-    """Write the pending messages of ``what`` (levels, wheel or both) that meet all conditions.
+    """Write the pending messages of ``what`` that meet all conditions: levels, wheel, time-index,
+    or ``BOTH``, which means every engine's.
 
     The columns are those of the data sources (docs/SPARK.md). A record that cannot be read becomes
     a row with a ``problem``, whatever topic is asked for. Raises SourceError, UncleanStoreError,
     FormatError, OptionsError and TargetError.
     """
     check_out(store, out)
-    kinds = (LEVELS, WHEEL) if what == BOTH else (what,)
-    if unknown := [kind for kind in kinds if kind not in (LEVELS, WHEEL)]:
+    kinds = KINDS if what == BOTH else (what,)
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise OptionsError(f"levels, wheel or both, not {unknown[0]!r}")
     progress("plan", 0, 0)
     rows = {kind: pending_rows(store, kind, options, conditions) for kind in kinds}
@@ -92,7 +96,7 @@ def export_parquet(
     require_levels(
         StoreRoot(store), asked["level"], offsets=options.offsets, table=options.level_table
     )
-    counts = dict.fromkeys((LEVELS, WHEEL), 0)
+    counts = dict.fromkeys(KINDS, 0)
     unreadable = 0
     with new_file(out) as file, _writer(file, store, options) as writer:
         for kind, batches in _batches(store, rows, options, conditions, progress):
@@ -108,6 +112,7 @@ def export_parquet(
         exported=sum(counts.values()),
         levels=counts[LEVELS],
         wheel=counts[WHEEL],
+        time_index=counts[TIME_INDEX],
         unreadable=unreadable,
         bytes_written=out.stat().st_size,
         warnings=tuple(

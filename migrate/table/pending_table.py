@@ -27,10 +27,11 @@ from message_store.writing.losses import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
 from migrate.source.condition import require_stopped
 from migrate.source.level_delays import level_table_of
+from time_index.reading import pending_in_time_index
 from timer_wheel.format.timer_due import FINEST_MS, promised_times, was_due_when_stored
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
-LEVELS, WHEEL = "levels", "wheel"
+LEVELS, WHEEL, TIME_INDEX = KINDS = ("levels", "wheel", "time-index")
 
 SCHEMA = pa.schema(
     [
@@ -64,7 +65,7 @@ ASKABLE = frozenset(
 )
 """The columns that conditions can be about."""
 
-_TELLABLE = {LEVELS: ("level", "due_ms"), WHEEL: ("level",)}
+_TELLABLE = {LEVELS: ("level", "due_ms"), WHEEL: ("level",), TIME_INDEX: ("level", "due_ms")}
 """Columns that are known without the record, besides offset and size. A slot's time is not a due
 time: rolled and overdue messages are in other slots.
 """
@@ -131,8 +132,8 @@ class Condition:
 
 @attrs.frozen(eq=False)
 class PendingRows:
-    """Offsets, sizes and due times of pending messages, in log order. Level 0 is a wheel, where
-    ``due_ms`` is the end of the slot and ``precision_ms`` that of the wheel.
+    """Offsets, sizes and due times of pending messages, in log order. Level 0 is no level. On a
+    wheel ``due_ms`` is the end of the slot, and ``precision_ms`` that of the wheel.
     """
 
     level: NDArray[np.int16]
@@ -185,8 +186,9 @@ class PendingRows:
 def pending_rows(
     path: Path, kind: str, options: TableOptions, conditions: Sequence[Condition] = ()
 ) -> PendingRows:
-    """The pending messages of the levels (``LEVELS``) or the wheel (``WHEEL``) of a stopped store,
-    less those that the conditions exclude without a look at the records.
+    """The pending messages of the levels (``LEVELS``), the wheel (``WHEEL``) or the time index
+    (``TIME_INDEX``) of a stopped store, less those that the conditions exclude without a look at
+    the records.
 
     Raises UncleanStoreError for a store that crashed, unless ``after_crash``; SourceError,
     OptionsError and FormatError as ``read_backlog`` and ``read_wheel_store``.
@@ -199,7 +201,7 @@ def pending_rows(
     with looking_at(store) as is_beside:
         options = attrs.evolve(options, after_crash=options.after_crash or is_beside)
         require_stopped(store, after_crash=options.after_crash)
-        rows = _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
+        rows = _rows_of(kind, store, options)
     columns = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
     columns |= {name: getattr(rows, name) for name in _TELLABLE[kind]}
     wanted = np.ones(len(rows), np.bool_)
@@ -215,6 +217,23 @@ def pending_rows(
 def level_column(levels: NDArray[np.int16]) -> pa.Array:
     """The column ``level``: null on a wheel."""
     return pa.array(levels.astype(np.int32), mask=levels == NO_LEVEL)
+
+
+def _rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
+    if kind == TIME_INDEX:
+        return _time_index_rows(store)
+    return _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
+
+
+def _time_index_rows(store: StoreRoot) -> PendingRows:
+    units = pending_in_time_index(store)
+    units = units.rows(np.argsort(units.offsets, kind="stable"))
+    return PendingRows(
+        level=np.full(len(units), NO_LEVEL, np.int16),
+        commit_log_offset=units.offsets,
+        size_bytes=units.sizes.astype(np.int32),
+        due_ms=units.due_ms,
+    )
 
 
 def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:

@@ -32,7 +32,13 @@ from timer_wheel import WheelStore
 NOW = "2026-01-02T03:04:05Z"
 NOW_MS = 1_767_323_045_000
 HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
-NAMES = ("levels", "wheel", "hierarchy")
+NAMES = ("levels", "wheel", "hierarchy", "time-index")
+HELD = {
+    "levels": "the levels",
+    "wheel": "a wheel",
+    "hierarchy": "a hierarchical wheel",
+    "time-index": "a time index",
+}
 ENGINES = pytest.mark.parametrize("engine", NAMES)
 
 
@@ -399,8 +405,8 @@ def test_an_engine_that_a_store_does_not_have_is_refused(
     words: tuple[str, ...], engine: str, place: Path
 ) -> None:
     schedule(place, "--level", 1, engine=engine)
-    other = {"levels": "wheel", "wheel": "levels", "hierarchy": "levels"}[engine]
-    held = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}[engine]
+    other = "wheel" if engine == "levels" else "levels"
+    held = HELD[engine]
     verb, *more = words
     result = run(verb, place, *more, "--engine", other)
     refused(result, cli.USAGE, f"a store of {held}; nothing was ever put into its {other}")
@@ -414,12 +420,12 @@ def test_a_message_for_an_engine_that_a_store_does_not_have_is_refused_before_an
     before = files_below(place)
     words = ("--topic", "orders", "--body", "x", "--level", 2, "--engine", other, "--now", NOW)
     result = run("schedule", place, *words)
-    if "levels" not in (first, other):  # one wheel takes the other over
+    if {first, other} == {"wheel", "hierarchy"}:  # one wheel takes the other over
         assert result.exit_code == cli.DONE, result.output
         assert len(lines("pending", place, "--now", NOW)) == 2
         assert len(lines("run", place, "--now", NOW, "--for", "1m")) == 2
         return
-    held = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}[first]
+    held = HELD[first]
     refused(result, cli.USAGE, f"a store of {held}", f"into its {other}", "use another directory")
     assert ("delaywheel convert" in result.stderr) == (first == "levels")
     assert files_below(place) == before

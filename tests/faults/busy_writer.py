@@ -13,12 +13,17 @@ from pathlib import Path
 import attrs
 
 from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message
-from tests.faults.engines import SMALL, open_hierarchy, open_levels, open_wheel
+from tests.faults.engines import SMALL, open_hierarchy, open_levels, open_time_index, open_wheel
 
 START_MS = 1_793_000_000_000
 WAITING = 60
 SETTINGS = attrs.evolve(SMALL, commit_log_file_bytes=256 << 10)
-OPENERS = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
+OPENERS = {
+    "levels": open_levels,
+    "wheel": open_wheel,
+    "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
+}
 WAIT_MS = 7_200_000
 """Longer than the clock of a writer ever runs, and no longer than a level takes."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, AtMs, DelayStore, ManualClock, Message
-from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
+from tests.faults.engines import abandon, open_hierarchy, open_levels, open_time_index, open_wheel
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
@@ -34,6 +34,7 @@ OPENED: dict[str, Open] = {
     "wheel": open_wheel,
     "fine wheel": open_fine_wheel,
     "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
 }
 
 

@@ -34,7 +34,7 @@ from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
 from migrate.table.pending_batches import pending_batches
-from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
+from migrate.table.pending_table import KINDS, WHEEL, TableOptions, pending_rows
 from tests.faults.busy_writer import OPENERS, START_MS, WAITING, BusyWriter
 from tests.faults.engines import WINDOW_SLOTS
 from tests.helpers.tiers import at_night
@@ -62,7 +62,7 @@ def look_at_pending(path: Path, _engine: str, now_ms: int) -> None:
 
 def look_at_table(path: Path, engine: str, now_ms: int) -> None:
     """As the data sources do: rows are found first, and their records read later."""
-    kind, options = LEVELS if engine == "levels" else WHEEL, TableOptions(now_ms=now_ms)
+    kind, options = engine if engine in KINDS else WHEEL, TableOptions(now_ms=now_ms)
     rows = pending_rows(path, kind, options)
     batches = [batch.to_pydict() for batch in pending_batches(path, kind, rows, options)]
     assert not [why for batch in batches for why in batch["problem"] if why is not None]
@@ -92,7 +92,8 @@ def look_at_inspection(path: Path, engine: str, now_ms: int) -> None:
     )
     assert not [each for each in seen.problems if any(words in each for words in lost)]
     waiting = [level.pending for level in seen.levels] if engine == "levels" else []
-    waiting += [seen.wheel.pending] if seen.wheel is not None and engine != "levels" else []
+    timers = seen.time_index if engine == "time-index" else seen.wheel
+    waiting += [timers.pending] if timers is not None and engine != "levels" else []
     assert None not in waiting
     assert sum(count or 0 for count in waiting) >= WAITING
 

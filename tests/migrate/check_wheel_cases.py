@@ -19,6 +19,7 @@ from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
 from tests.timer_wheel import wheel_store_builder
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder, write_wheel
+from time_index import TimeIndexStore
 from timer_wheel import HierarchicalWheelStore
 
 DAY_MS = 86_400_000
@@ -116,6 +117,11 @@ def hierarchical(root: Path) -> None:
         store.schedule(Message("orders", b"waits"), AfterMs(60_000))
 
 
+def time_index(root: Path) -> None:
+    with TimeIndexStore.open(root, clock=ManualClock(NOW_MS)) as store:
+        store.schedule(Message("orders", b"waits"), AfterMs(60_000))
+
+
 def torn(name: str, content: bytes = b'{"timingCount":{') -> Callable[[Path], object]:
     return lambda root: (root / "config" / name).write_bytes(content)
 
@@ -131,6 +137,7 @@ CASES = [
         make=then(wheel(), lambda root: (root / "timerwheel").write_bytes(bytes(320))),
     ),
     Case(code="hierarchical-wheel", make=hierarchical, says="1 message waits"),
+    Case(code="time-index", make=time_index, says="1 message waits there, the next due"),
     Case(
         code="taken-over-damaged",
         make=then(

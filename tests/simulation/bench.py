@@ -47,7 +47,7 @@ _MAY_BE_LOST = {
     "delaywheel/levels-latest.json",  # so is the mark of the flush
     "delaywheel/log-end",  # it then tells of an earlier end
 }
-_FOLLOWS_FROM_THE_LOG = "delaywheel/time-index/"
+_FOLLOWS_FROM_THE_LOG = "delaywheel/time-index"
 _TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 
 

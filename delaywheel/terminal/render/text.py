@@ -21,7 +21,13 @@ from migrate.report.report import COUNT_NAMES
 if TYPE_CHECKING:
     from legacy_levels.generate.store import GeneratedStore
     from migrate.demo import DemoResult
-    from migrate.look.inspection import LevelState, StoreInspection, TimelineSummary, WheelSummary
+    from migrate.look.inspection import (
+        LevelState,
+        StoreInspection,
+        TimeIndexSummary,
+        TimelineSummary,
+        WheelSummary,
+    )
     from migrate.report.report import BadRecord, ConversionPlan, ConversionReport
     from migrate.verify.report import Difference, VerifyReport
 
@@ -127,6 +133,14 @@ def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
         waiting,
         f"  {counted(wheel.units, 'unit')} in {slots}; {others}",
     ]
+
+
+def time_index_line(index: "TimeIndexSummary", now_ms: int) -> str:
+    """The time index of an inspection."""
+    if index.pending is None:
+        return "time index: cannot be read"
+    due = due_span(index.next_due_ms, index.last_due_ms, now_ms)
+    return f"time index: {count(index.pending)} pending, {count(index.overdue)} overdue{due}"
 
 
 def timeline_lines(timeline: "TimelineSummary", now_ms: int) -> list[str]:
@@ -326,6 +340,8 @@ def inspection_lines(inspection: "StoreInspection") -> Iterator[str | Table]:
         yield from wheel_lines(inspection.wheel, inspection.now_ms)
     if inspection.timeline is not None:
         yield from timeline_lines(inspection.timeline, inspection.now_ms)
+    if inspection.time_index is not None:
+        yield time_index_line(inspection.time_index, inspection.now_ms)
     names = [topic.name for topic in inspection.topics]
     yield f"{counted(len(names), 'topic')}: {some(names, LISTED_TOPICS)}"
     for each in inspection.files:
