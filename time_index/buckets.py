@@ -33,11 +33,6 @@ class Bucket:
         self._rows: Units | None = None
         self._fresh: list[Units] = []
 
-    @property
-    def unsaved(self) -> int:
-        """How many units the file lacks."""
-        return sum(map(len, self._unsaved))
-
     def add(self, units: Units) -> None:
         """These messages wait, too; at least one, in the order of the log."""
         self._unsaved.append(units)

@@ -68,6 +68,7 @@ class TimeIndex:
         self._starts: list[int] = []
         self._gone = self._files.starts()
         self._saved_log_end = store.log.min_offset
+        self._saved_placed_end = self.placed_end
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -83,7 +84,8 @@ class TimeIndex:
         if state is None or not index._is_of_this_log(state):
             index.make_again()
             return index
-        index.placed_end, index._saved_log_end = state.placed_end, state.log_end
+        index.placed_end = index._saved_placed_end = state.placed_end
+        index._saved_log_end = state.log_end
         for saved in state.buckets:
             index._put(Bucket(index._files, saved))
         names = Names.since(store.log, max(state.log_end, store.log.min_offset))
@@ -254,7 +256,7 @@ class TimeIndex:
         """Let the files take what is in memory when it is much, or when the log has grown so that
         it would take long to find there what was delivered.
         """
-        is_much = sum(bucket.unsaved for bucket in self._buckets.values()) > _MANY_UNITS
+        is_much = self.placed_end - self._saved_placed_end > _MANY_UNITS
         if is_much or self.store.log.end - self._saved_log_end > _MUCH_LOG_BYTES:
             with suppress(TargetError):  # the next flush says so; what was delivered is not hidden
                 self.save()
@@ -273,7 +275,7 @@ class TimeIndex:
             buckets=tuple(self._buckets[start].saved for start in self._starts),
         )
         self._files.write_state(state)
-        self._saved_log_end = log.end
+        self._saved_log_end, self._saved_placed_end = log.end, self.placed_end
         for start_ms in self._gone - self._buckets.keys():
             self._files.remove(start_ms)
         self._gone = set()
