@@ -297,7 +297,7 @@ def _damaged(error: DelayStoreError) -> Finding:
         "delaywheel/time-index",
         f"its files cannot be believed: {error}",
         "a broker does not look at it",
-        "it was made again from queue and log; find out what damaged it",
+        "nothing after a loss of power: it was rebuilt from the log; else find out what damaged it",
     )
 
 

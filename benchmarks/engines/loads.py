@@ -40,8 +40,15 @@ def open_hierarchy(path: Path, clock: Clock, precision_ms: int = 1_000) -> Delay
     return HierarchicalWheelStore.open(path, clock=clock, precision_ms=precision_ms)
 
 
+def open_time_index(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStore:
+    """The time index, as it comes; it is to the millisecond whatever precision is asked for."""
+    from time_index import TimeIndexStore
+
+    return TimeIndexStore.open(path, clock=clock)
+
+
 ENGINES: dict[str, OpenStore] = {"levels": open_levels, "wheel": open_wheel}
-ALL_ENGINES = ENGINES | {"hierarchy": open_hierarchy}
+ALL_ENGINES = ENGINES | {"hierarchy": open_hierarchy, "time-index": open_time_index}
 
 _TOPICS = ("OrderTimeout", "PayNotify", "Reminder", "Refund")
 _TAGS = ("create", "pay", "remind", "late")

@@ -168,7 +168,7 @@ class Account:
         """A cancellation of this message begins."""
         assert life.receipt is not None
         alike = [each for each in self._own() if each.name == life.name]
-        if by_receipt and self.family == "levels":
+        if by_receipt and self.family != "timers":
             # After a loss of power another may lie where a message was that is lost.
             meant = [each for each in alike if each.place == life.place]
             near = []
@@ -194,7 +194,7 @@ class Account:
             return True
         at_once = any(each.early_ms <= each.scheduled_ms for each in (life, other))
         is_close = abs(life.early_ms - other.early_ms) <= self.widest_ms
-        return self.family != "levels" and (at_once or is_close)
+        return self.family == "timers" and (at_once or is_close)
 
     def cancelled(self, asked: Asked, answer: Cancellation, *, forgets: bool) -> list[str]:
         """The answer; what is wrong with it."""

@@ -47,7 +47,8 @@ _MAY_BE_LOST = {
     "delaywheel/levels-latest.json",  # so is the mark of the flush
     "delaywheel/log-end",  # it then tells of an earlier end
 }
-_FOLLOWS_FROM_THE_LOG = "delaywheel/time-index"
+FOLLOWS_FROM_THE_LOG = "delaywheel/time-index"
+"""An index that is made again where a loss of power left out any of it."""
 _TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 
 
@@ -379,7 +380,7 @@ class Bench:
             f"nobody has synced {path}"
             for path in sorted(left - _MAY_BE_LOST)
             if not path.endswith(".new")  # a process was killed while it wrote that
-            and not path.startswith(_FOLLOWS_FROM_THE_LOG)
+            and not path.startswith(FOLLOWS_FROM_THE_LOG)
         ]
 
     def work_on(self) -> list[str]:

@@ -24,7 +24,10 @@ DAMAGE: Final = "damage"
 KILLS: Final = "kills"
 """A focus: three names, times at the edge of promises, and many kills between few flushes."""
 
-FOCUSES: Final = (DAMAGE, KILLS)
+INDEX: Final = "time-index"
+"""A focus: the engine of each run is a time index, whatever was drawn."""
+
+FOCUSES: Final = (DAMAGE, KILLS, INDEX)
 
 
 @attrs.frozen
@@ -70,7 +73,10 @@ class Drawn:
             for _ in range(rng.choices(range(4), weights)[0])
         }
         harm = None
-        if focus is not None:
+        if focus == INDEX:
+            kept = attrs.evolve(owner.settings, repeat_after_kill=False)
+            owner = attrs.evolve(owner, engine=INDEX, settings=kept, precision_ms=None)
+        elif focus is not None:
             kept = attrs.evolve(owner.settings, repeat_after_kill=False)
             owner = attrs.evolve(owner, settings=kept)
         if focus == DAMAGE:

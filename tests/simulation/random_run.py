@@ -479,7 +479,8 @@ class RandomRun:
     def _change_family(self, rng: random.Random, to: str | None = None) -> None:
         """Levels and wheels by turns, each with messages of its own."""
         family = to or ("timers" if self.world.owner.family == "levels" else "levels")
-        engine = rng.choice([engine for engine in ENGINES if FAMILIES[engine] == family])
+        engines = [engine for engine in FAMILIES if FAMILIES[engine] == family]
+        engine = rng.choice(engines)
         if family == "timers" and (self.world.root / "delaywheel" / "hierarchy").exists():
             engine = "hierarchy"
         owner = attrs.evolve(self.world.owner, engine=engine, precision_ms=None)

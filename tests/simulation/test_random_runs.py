@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from message_store.writing.settings import StoreSettings
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, INDEX
 from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.harm import KINDS
 from tests.simulation.random_runs import MIGRATION_EVERY, run_seed
@@ -70,7 +70,7 @@ def test_a_run_with_a_focus_is_sound_and_the_same_again(tmp_path: Path, focus: s
     assert focus != DAMAGE or struck.keys() & KINDS.keys()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, INDEX])
 def test_listings_beside_an_advance_have_what_waits_and_nothing_else(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ from tests.simulation.simulated_disk import (
 from tests.simulation.turns import taking_turns
 
 DAY_MS = 86_400_000
-FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers"}
+FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers", "time-index": "index"}
 
 
 _MADE_ANEW = {"wheel": "timerlog", "hierarchy": "delaywheel/hierarchy/index"}
@@ -73,7 +73,7 @@ class Owner(Setup):
     @property
     def slot_ms(self) -> int:
         """How wide its promises are."""
-        return self.precision_ms or {"levels": 1, "wheel": 1_000, "hierarchy": 1}[self.engine]
+        return self.precision_ms or {"wheel": 1_000}.get(self.engine, 1)
 
 
 def forgets(owner: Owner) -> bool:
@@ -235,7 +235,8 @@ class World:
 
     def _require_too_long(self, dues_ms: Sequence[int]) -> None:
         longest_ms = max(dues_ms) - self.clock.now_ms()
-        if self.owner.engine != "levels" or longest_ms <= 7_200_000:
+        limits_ms = {"levels": 7_200_000, "time-index": self.owner.settings.retention_ms}
+        if longest_ms <= limits_ms.get(self.owner.engine, longest_ms):
             self.require([f"a delay of {longest_ms} ms was refused"])
 
     def _require_promises(self, begun: Sequence[Life]) -> None:

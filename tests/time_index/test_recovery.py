@@ -192,3 +192,15 @@ def test_a_receipt_takes_its_own_message_alone(tmp_path: Path) -> None:
         assert store.cancel(receipts[0].handle) is Cancellation.CANCELLED
         assert not list(store.pending())
         assert store.check() == []
+
+
+def test_a_queue_that_lost_its_beginning_costs_nothing(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    store = open_time_index(tmp_path, clock)
+    names = [name for letter in "ABCD" for name in fill(store, letter)]
+    abandon(store)
+    queue = tmp_path / "consumequeue" / "rmq_sys_time_index" / "0"
+    assert len(list(queue.iterdir())) > 1
+    min(queue.iterdir()).unlink()
+    with open_time_index(tmp_path, clock) as store:
+        assert Counter(come(store, START_MS + 40 * HOUR_MS)) == Counter(names)
