@@ -15,6 +15,7 @@ from message_store.format.checkpoint import (
     CHECKPOINT_5_5,
     LOG_END,
 )
+from message_store.format.dledger_entry import ENTRY_BLANK, ENTRY_HEAD
 from message_store.format.layout import Layout
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
@@ -136,6 +137,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "record example": _annotated_record,
     "log blank": _tables(BLANK_RECORD),
     "log blank example": _annotated_bytes(BLANK_RECORD, "00000074cbd43194"),
+    "dledger": _tables(ENTRY_HEAD, ENTRY_BLANK),
+    "dledger example": _annotated_bytes(
+        ENTRY_HEAD,
+        "0000000100000c770000000000000001000000000000000100000000000007d0000000000000000000000000"
+        "00000c47",
+    ),
     "checkpoint": _tables(CHECKPOINT_5_5),
     "checkpoint sizes": lambda: "\n".join(
         f"- {layout.name}: the first {len(layout.fields)} fields, {layout.size} bytes"

@@ -15,6 +15,7 @@ from compare.workloads.workload import NUMBER_BYTES, QUEUES
 from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Bytes, Int64s
 from message_store.columns.message_batch import StoredBatch, decode_batch
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import UNIQUE_KEY, WAITING_TOPICS
@@ -35,7 +36,7 @@ def read_delivered(path: Path, topics: Sequence[str]) -> Delivered:
     root = StoreRoot(path)
     offsets, sizes = _entries(root, topics)
     pieces = [Delivered.nothing()]
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         for buffer, starts in _windows(log, offsets, sizes):
             pieces += [_numbered(batch) for batch in _decoded(buffer, starts)]
     return Delivered(
@@ -52,7 +53,7 @@ def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:
     topics = [name for name in topics_with_queues(path) if name not in WAITING_TOPICS]
     offsets, sizes = _entries(root, topics)
     keys_and_times: list[tuple[str, int]] = []
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         for buffer, starts in _windows(log, offsets, sizes):
             for batch in _decoded(buffer, starts):
                 keys = (key.decode("utf-8", "replace") for key in batch.property(UNIQUE_KEY))

@@ -33,6 +33,7 @@ from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
 from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_at, rows_where
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -130,7 +131,7 @@ def read_backlog(
     mark, offsets = read_mark(root, FLUSHED_NAME), read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     whole_log = whole_log or len(cut_queues(store, queues, mark)) > 0
-    with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
+    with open_log(store, commit_log_file_bytes) as log:
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, commit_log_file_bytes)
         table = _chosen_table(level_table, seen)
@@ -189,7 +190,7 @@ def _observe_delays(
     in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
 
     def see_one(queue: LevelQueue) -> ObservedDelays:
-        with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
+        with open_log(store, commit_log_file_bytes) as log:
             return observe_delays(store.path, log, queue)
 
     return parallel_map(see_one, in_use)

@@ -28,7 +28,8 @@ from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError
 from message_store.base.parallel import parallel_map
 from message_store.base.printable import counted
-from message_store.files.segments import SegmentReader, list_directories, list_segments
+from message_store.files.log_row import open_log
+from message_store.files.segments import list_directories, list_segments
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -166,7 +167,7 @@ def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
     Only below the newest record that any queue knows: what lies behind it, none may know yet.
     """
     newest = parallel_map(lambda level: _newest_entries(store.level_queue(level)), levels)
-    with SegmentReader(store.commit_log) as log:
+    with open_log(store) as log:
         places = [units["commit_log_offset"].astype(np.int64) for units in newest]
         end = find_indexed_end(store.path, log).log_offset
         # Of a queue that is longer than what was read of it, nothing is known before that.

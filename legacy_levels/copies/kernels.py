@@ -48,6 +48,7 @@ from message_store.kernels.log import (
     RECORD,
     TOPIC_AT,
     TOPIC_BYTES,
+    entry_head_bytes,
     find_parts,
     record_at,
     store_time_at,
@@ -266,10 +267,12 @@ def note_window(
     sums = np.zeros(2, np.uint64)
     place, count, newest = 0, 0, 0
     while True:
-        record = buffer + place
-        why = record_at(record, length - place, file_room - place, base + place, parts.ctypes.data)
+        at = place + entry_head_bytes(buffer + place, length - place, base + place)
+        record = buffer + at
+        why = record_at(record, length - at, file_room - at, base + at, parts.ctypes.data)
         if why != RECORD:
             break
+        place = at
         newest = max(newest, store_time_at(record))
         named = first_offset_at(record, base + place)
         is_named = named < base + place

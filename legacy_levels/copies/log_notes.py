@@ -204,7 +204,7 @@ def take_notes(
         return _notes_of_file(reader, from_offset, known_end, stop_at, expected)
 
     def note_one(stretch: tuple[int, int]) -> LogNotes:
-        with SegmentReader(reader.directory, reader.file_bytes) as own:
+        with reader.again() as own:
             return _notes_of_file(own, stretch[0], known_end, stretch[1], expected)
 
     stretches = list(pairwise(borders))

@@ -155,6 +155,15 @@ def list_directories(directory: Path) -> list[Path]:
     return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
+def holds_queues(directory: Path) -> bool:
+    """Whether any queue of any topic below a directory has a file. Raises SourceError."""
+    return any(
+        list_segments(queue)
+        for topic in list_directories(directory)
+        for queue in list_directories(topic)
+    )
+
+
 def _entries(directory: Path) -> "list[os.DirEntry[str]]":
     try:
         with os.scandir(directory) as entries:
@@ -177,14 +186,27 @@ class SegmentReader(ClosedOnExit):
     as far as they go; ``misfits`` names them. A row that grows meanwhile is read on: a file that is
     added behind the last one is found when somebody asks for a byte of it. Use as a context
     manager, or call :meth:`close`.
+
+    ``entries`` is a second directory, of a DLedger log, whose files go on where those of the first
+    end. From ``entries_from`` on each record has the head of an entry in front of it.
     """
 
-    def __init__(self, directory: Path, file_bytes: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, file_bytes: int | None = None, *, entries: Path | None = None
+    ) -> None:
         self.directory = directory
-        self.segments = list_segments(directory)
+        self._entries = entries
+        before = list_segments(directory)
+        behind = () if entries is None else list_segments(entries)
+        self.entries_from = behind[0].start_offset if behind else LONG_MAX
+        self.segments = (*(s for s in before if s.start_offset < self.entries_from), *behind)
         self._starts = [segment.start_offset for segment in self.segments]
         self.file_bytes = file_bytes or self._guess_file_bytes()
         self._descriptors: dict[int, int] = {}
+
+    def again(self) -> "SegmentReader":
+        """The same row, opened a second time: for another thread."""
+        return SegmentReader(self.directory, self.file_bytes, entries=self._entries)
 
     def _guess_file_bytes(self) -> int:
         if len(self.segments) > 1:
@@ -224,7 +246,7 @@ class SegmentReader(ClosedOnExit):
     def grow(self) -> None:
         """Take up the whole files that were added behind the last one meanwhile."""
         while self.segments and self.end_offset == self._starts[-1] + self.file_bytes:
-            path = self.directory / segment_name(self.end_offset)
+            path = self.segments[-1].path.with_name(segment_name(self.end_offset))
             try:
                 facts = path.lstat()
             except OSError:

@@ -25,7 +25,8 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.segments import list_directories, list_segments
+from message_store.files.dledger import NO_LINK, entries_directory, readable_entries
+from message_store.files.segments import holds_queues, list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -124,8 +125,8 @@ class StoreRoot:
     def require_readable(self) -> None:
         """Raise SourceError unless this is a store directory of a kind that we read.
 
-        RocksDB queues and a DLedger log are named as such (UnsupportedStoreError): reading on would
-        find nothing and report a store full of messages as empty.
+        RocksDB queues are named as such (UnsupportedStoreError): reading on would find nothing and
+        report a store full of messages as empty.
         """
         try:
             self._require_readable()
@@ -141,18 +142,15 @@ class StoreRoot:
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         names = set(os.listdir(self.path))
-        if any(name.startswith("dledger-") for name in names):
-            raise UnsupportedStoreError(
-                f"{self.path}: a DLedger commit log, which is not supported"
-            )
         if (self.consume_queues / "CURRENT").exists() or "consumequeue_rocksdb" in names:
             raise UnsupportedStoreError(
                 f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), not supported"
             )
-        if "commitlog" not in names:
+        entries = readable_entries(self.path, self.commit_log)
+        if "commitlog" not in names and entries is None:
             raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
         self.require_inside(self.commit_log, self.consume_queues, self.config, self.timer_log)
-        self._require_no_links(self.commit_log, self.timer_log)
+        self._require_no_links(self.commit_log, self.timer_log, *([entries] if entries else []))
         for topic in WAITING_TOPICS:
             self._require_no_links(self.consume_queues / topic)
             self._require_no_links(self.consume_queues.with_name("consumequeue_ext") / topic)
@@ -160,11 +158,9 @@ class StoreRoot:
     @property
     def has_lost_log(self) -> bool:
         """Whether there are consume queues, and no file of the log that they lead to."""
-        return not list_segments(self.commit_log) and any(
-            list_segments(queue)
-            for topic in list_directories(self.consume_queues)
-            for queue in list_directories(topic)
-        )
+        entries = entries_directory(self.path)
+        logs = [self.commit_log, *([entries] if entries else [])]
+        return not any(map(list_segments, logs)) and holds_queues(self.consume_queues)
 
     def require_log(self) -> None:
         """Raise SourceError where the log is lost: nothing can be read of what waits."""
@@ -198,10 +194,7 @@ class StoreRoot:
             for parent, inner, files in os.walk(directory, onerror=pass_over_missing):
                 for path in (Path(parent, name) for name in (*inner, *files)):
                     if path.is_symlink():
-                        raise SourceError(
-                            f"{path}: a link in the place of a store's own file; put there what it"
-                            " leads to"
-                        )
+                        raise SourceError(f"{path}: {NO_LINK}")
 
     @contextmanager
     def shared_lock(self) -> Iterator[None]:

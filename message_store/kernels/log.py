@@ -7,6 +7,7 @@ Every length is compared with what holds it before it is used.
 
 from typing import Any
 
+from message_store.format.dledger_entry import ENTRY_BLANK_MAGIC, ENTRY_HEAD, ENTRY_MAGIC
 from message_store.format.record_layout import (
     BLANK_RECORD,
     BODY_RUN,
@@ -60,7 +61,11 @@ HEAD_BYTES = HEAD_V4_V4.size
 IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
 LONGEST_HEAD_BYTES = HEAD_BYTES + 2 * IPV6_EXTRA
 
-_BLANK_BYTES = BLANK_RECORD.size
+BLANK_BYTES = BLANK_RECORD.size
+ENTRY_HEAD_BYTES = ENTRY_HEAD.size
+_AT_ENTRY_BYTES = ENTRY_HEAD.offset_of("entry_bytes")
+_AT_ENTRY_OFFSET = ENTRY_HEAD.offset_of("entry_offset")
+_AT_RECORD_BYTES = ENTRY_HEAD.offset_of("record_bytes")
 _BODY_LENGTH = BODY_RUN.length.size
 _TOPIC_LENGTH_V1 = TOPIC_RUN_V1.length.size
 _TOPIC_LENGTH_V2 = TOPIC_RUN_V2.length.size
@@ -130,6 +135,24 @@ def body_is_whole(record: int, parts: int) -> bool:
 
 
 @inline_kernel
+def entry_head_bytes(place: int, room: int, log_offset: int) -> int:
+    """The length of a DLedger entry's head at an address, behind which its record begins; 0 where
+    none is, as in front of every record of an ordinary log.
+
+    Its first field would be the length of an ordinary record: none is one byte long.
+    """
+    if room < ENTRY_HEAD_BYTES or load_i32(place) != ENTRY_MAGIC:
+        return 0
+    if load_i64(place + _AT_ENTRY_OFFSET) != log_offset:
+        return 0
+    record_bytes = load_i32(place + _AT_RECORD_BYTES)
+    is_head = (
+        record_bytes > 0 and load_i32(place + _AT_ENTRY_BYTES) - ENTRY_HEAD_BYTES == record_bytes
+    )
+    return ENTRY_HEAD_BYTES if is_head else 0
+
+
+@inline_kernel
 def record_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
     """The kind of bytes at an address: ``room`` are readable, and the file has ``file_room``."""
     kind = head_at(record, room, file_room, log_offset, parts)
@@ -141,14 +164,18 @@ def record_at(record: int, room: int, file_room: int, log_offset: int, parts: in
 @inline_kernel
 def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
     """The same, but for the checksum of the body, which is not looked at."""
-    if file_room < _BLANK_BYTES:
+    if file_room < BLANK_BYTES:
         return FILE_ENDS
-    if room < _BLANK_BYTES:
+    if room < BLANK_BYTES:
         return NEEDS_MORE
     magic = load_i32(record + AT_MAGIC)
     if magic == MAGIC_BLANK:
         return FILE_ENDS
     size = load_i32(record + AT_SIZE)
+    if size == ENTRY_BLANK_MAGIC and magic == file_room:  # a DLedger log's blank
+        return FILE_ENDS
+    if size == ENTRY_MAGIC and room < ENTRY_HEAD_BYTES:  # the head of an entry is cut off
+        return NEEDS_MORE
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         return NO_RECORD
     if size < SMALLEST_RECORD_BYTES or size > file_room:
@@ -192,7 +219,7 @@ def next_head(buffer: int, length: int, base: int, place: int) -> int:
     """The first place in a buffer, from ``place`` on, where a record begins; -1 where the blank or
     the end of the buffer comes first. Damage is stepped over.
     """
-    while length - place >= _BLANK_BYTES:
+    while length - place >= BLANK_BYTES:
         if _is_head(buffer + place, length - place, base + place):
             return place
         if load_i32(buffer + place + AT_MAGIC) == MAGIC_BLANK:
@@ -259,11 +286,12 @@ def walk_window(buffer: int, length: int, base: int, file_room: int, found: Any)
     parts = found.ctypes.data + 8 * 4
     position, count, newest = 0, 0, 0
     while True:
-        why = record_at(
-            buffer + position, length - position, file_room - position, base + position, parts
-        )
+        head = entry_head_bytes(buffer + position, length - position, base + position)
+        at = position + head
+        why = record_at(buffer + at, length - at, file_room - at, base + at, parts)
         if why != RECORD:
             break
+        position = at
         newest = max(newest, store_time_at(buffer + position))
         position += load_i32(buffer + position + AT_SIZE)
         count += 1

@@ -5,13 +5,14 @@ A record counts when its magic, length, own offset, parts and body checksum all 
 the last record may be stale and mean nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import attrs
 import numpy as np
 
 from message_store.files.segments import Segment, SegmentReader
+from message_store.format.dledger_entry import ENTRY_HEAD
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
@@ -25,6 +26,7 @@ from message_store.kernels.log import (
     walk_window,
 )
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.entries import find_last_entry, record_offset
 
 Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Int64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -63,12 +65,15 @@ class LogWalk:
     ``visit(address, length, base, file_room)`` reads records from the start of a buffer and returns
     where it stopped and why (``kernels.log``). The walk ends where no record begins: the following
     bytes may be stale. Below ``known_end``, where records are known to follow, it continues with
-    the next record that names its own offset, or with the next file.
+    the next record that names its own offset, or with the next file. In a DLedger log the heads of
+    entries say where it ends.
     """
 
     def __init__(self, reader: SegmentReader, *, known_end: int = 0) -> None:
         self._reader = reader
-        self._known_end = max(known_end, start_of_last_used_file(reader))
+        self._last_used = start_of_last_used_file(reader)
+        self._told_end = known_end
+        self._known_end = max(known_end, self._last_used)
         self._buffer = np.zeros(_FIRST_WINDOW_BYTES, np.uint8)
         self.bytes_scanned = 0
         self.damaged_places: list[int] = []
@@ -87,6 +92,10 @@ class LogWalk:
         """
         self._reader.grow()
         stop_at = min(stop_at, self._reader.end_offset)
+        if self._reader.entries_from <= self._last_used < stop_at:
+            last = find_last_entry(self._reader, self._last_used, known_end=self._told_end)
+            self._known_end = max(last.end_offset, self._told_end)
+            stop_at = min(stop_at, self._known_end)
         end = offset
         while offset < stop_at:
             segment = self._reader.segment_at(offset)
@@ -131,7 +140,7 @@ class LogWalk:
         """Where the walk goes on behind damage: a head that names its place, or the next file."""
         self.damaged_places.append(offset)
         file_end = self._end_of(segment)
-        offset += 1
+        offset = record_offset(self._reader, offset) + 1
         while offset < min(file_end, self._known_end):
             length, room = self._read(offset, file_end - offset)
             place = find_record_head(address_of(self._buffer), length, offset)
@@ -146,10 +155,16 @@ class LogWalk:
 def start_of_last_used_file(reader: SegmentReader) -> int:
     """Where the newest file that holds a record begins; the log's start when none does."""
     for segment in reversed(reader.segments):
-        start = np.array([segment.start_offset], np.int64)
-        if read_store_times(reader, start)[0] != NO_TIME:
+        if read_store_times(reader, _first_records(reader, [segment]))[0] != NO_TIME:
             return segment.start_offset
     return reader.min_offset
+
+
+def _first_records(reader: SegmentReader, segments: Sequence[Segment]) -> Int64Array:
+    """Where the first record of each of these files begins, if one does."""
+    starts = np.array([segment.start_offset for segment in segments], np.int64)
+    first: Int64Array = starts + ENTRY_HEAD.size * (starts >= reader.entries_from)
+    return first
 
 
 def find_log_end(
@@ -178,8 +193,8 @@ def find_log_end(
 
 
 def first_store_times(reader: SegmentReader) -> list[tuple[int, int]]:
-    """Each log file's start and the store time of its first record, where it has one."""
-    starts = np.array([segment.start_offset for segment in reader.segments], np.int64)
+    """Where the first record of each log file begins and when it was stored, where it has one."""
+    starts = _first_records(reader, reader.segments)
     times = read_store_times(reader, starts)
     return [(int(s), int(t)) for s, t in zip(starts, times, strict=True) if t != NO_TIME]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import FormatError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
@@ -57,7 +58,7 @@ def list_topic(
     store = StoreRoot(path)
     if topic not in topics_with_queues(path):
         return
-    with looking_at(store), SegmentReader(store.commit_log) as log:
+    with looking_at(store), open_log(store) as log:
         for number, directory in _queues(store.consume_queues / topic):
             if queue_id in (None, number):
                 entries = read_queue(directory, from_queue_offset=from_offset)

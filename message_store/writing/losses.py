@@ -14,6 +14,7 @@ from typing import Any, Self
 import attrs
 
 from message_store.base.errors import SourceError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import (
     InPlaceFile,
@@ -164,7 +165,7 @@ def cut_log(root: StoreRoot) -> str | None:
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= 0:
         return None
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         last_byte = ends.log_end - 1
         segment = log.segment_at(last_byte)
         if segment is None:
@@ -198,7 +199,7 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= log_end:
         return
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         told = _sentence(root, log, ends.log_end, log_end)
     raise SourceError(f"{told}; {way_out(root)}; nothing was changed")
 

@@ -20,8 +20,9 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
+from message_store.files.dledger import refuse_member
 from message_store.files.live_segments import LiveSegments
-from message_store.files.segments import list_directories, list_segments
+from message_store.files.segments import holds_queues
 from message_store.files.small_files import (
     identity_of,
     make_directories,
@@ -447,6 +448,10 @@ def _refuse_unwritable(root: StoreRoot) -> None:
     That is UnsupportedStoreError for a known kind of store. Raises TargetError where the disk
     refuses a directory.
     """
+    refuse_member(
+        root.path,
+        "no engine can append to its log; `delaywheel convert` moves what waits to a wheel",
+    )
     try:
         make_directories(root.path)
         is_new = not root.commit_log.exists() and not root.consume_queues.exists()
@@ -469,7 +474,7 @@ def _refuse_unwritable(root: StoreRoot) -> None:
         ("consumequeue_ext", "extension units of consume queues (enableConsumeQueueExt)"),
         ("batchconsumequeue", "batch consume queues"),
     ):
-        if _has_segments(root.path / name):
+        if holds_queues(root.path / name):
             raise UnsupportedStoreError(
                 f"{root.path / name}: {what}, which can be read and converted but not appended to"
             )
@@ -479,14 +484,6 @@ def _is_near(last: tuple[int, int], now: tuple[int, int]) -> bool:
     """Whether little log and little time lie between two moments; a clock may go back."""
     bytes_between, ms_between = now[0] - last[0], now[1] - last[1]
     return 0 <= bytes_between < _BEHIND_BYTES and 0 <= ms_between < _BEHIND_MS
-
-
-def _has_segments(directory: Path) -> bool:
-    return any(
-        list_segments(queue)
-        for topic in list_directories(directory)
-        for queue in list_directories(topic)
-    )
 
 
 def _open_log(root: StoreRoot, settings: StoreSettings) -> LiveLog:

@@ -21,6 +21,7 @@ from message_store.base.errors import (
     UncleanStoreError,
 )
 from message_store.base.printable import counted, shell_word
+from message_store.files.dledger import refuse_member
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import DONE as CHANGE_DONE
@@ -118,6 +119,11 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     TargetError. Twice is fine.
     """
     root, target_root = StoreRoot(source), StoreRoot(target)
+    refuse_member(
+        root.path,
+        "the offsets of one member say nothing to the others, which would deliver what was"
+        " converted once more. Keep all members stopped, and move their stores away",
+    )
     require_pair(source, target)
     conversion = _Conversion.read(target_root, root)
     with target_root.shared_lock():

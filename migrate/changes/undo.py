@@ -14,7 +14,8 @@ import numpy as np
 
 from message_store.base.clock import SystemClock
 from message_store.base.errors import PlanError
-from message_store.files.segments import SegmentReader, list_segments
+from message_store.files.log_row import open_log
+from message_store.files.segments import list_segments
 from message_store.files.small_files import read_small_file, remove_file, sync_directory
 from message_store.files.store_root import StoreLock, StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -102,7 +103,7 @@ def is_ours(store: LiveStore, root: StoreRoot, change: Change) -> bool:
     is_end = store.log.end in (end, -(-end // store.log.file_bytes) * store.log.file_bytes)
     if not is_end or not np.array_equal(planned, offsets):
         return False
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         return bool((read_store_times(log, offsets, sizes) == change.now_ms).all())
 
 

@@ -123,8 +123,8 @@ SIZE_SETTINGS = {
 def check_rows(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Rows of files: wrong lengths, gaps, settings that do not fit."""
     root = snapshot.root
-    for directory, file_bytes in file_rows(root):
-        with SegmentReader(directory, file_bytes) as row:
+    for row in file_rows(root):
+        with row:
             for fault in row_faults(row, is_open=snapshot.is_running):
                 rule = FILE_MISSING if fault.is_gap else FILE_LENGTH
                 yield rule.at(snapshot.relative(fault.path), fault.problem)

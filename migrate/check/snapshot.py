@@ -21,7 +21,7 @@ from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_lev
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from message_store.base.errors import DelayStoreError, FormatError, SourceError
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
@@ -84,7 +84,7 @@ class StoreSnapshot:
         self.broker = TargetSettings.from_conf(options.conf)
         self.levels_problem: str | None = None
         self.wheel_problem: str | None = None
-        self.log = SegmentReader(root.commit_log)
+        self.log = open_log(root)
 
     def __enter__(self) -> "StoreSnapshot":
         return self

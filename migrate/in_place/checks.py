@@ -17,9 +17,11 @@ from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted
+from message_store.files.dledger import refuse_member
+from message_store.files.log_row import open_log
 from message_store.files.segments import (
     SegmentReader,
-    list_directories,
+    holds_queues,
     list_segments,
     require_appendable,
 )
@@ -103,6 +105,11 @@ def refuse_store(root: StoreRoot) -> None:
     place.
     """
     root.require_readable()
+    refuse_member(
+        root.path,
+        "what is appended to one member alone takes it apart from the others, and a broker without"
+        " the group deletes its consume queues; convert into a fresh store",
+    )
     root.require_log()
     require_whole_log(root)
     for cut in cut_queues_of(root):
@@ -114,17 +121,9 @@ def refuse_store(root: StoreRoot) -> None:
         if is_present(root.path / name):
             raise UnsupportedStoreError(f"{root.path / name}: {reason}")
     for name, what in _REFUSED_QUEUES.items():
-        if _has_segments(root, name):
+        if holds_queues(root.path / name):
             raise UnsupportedStoreError(f"{root.path / name}: {what}: cannot be changed in place")
     file_sizes(root)
-
-
-def _has_segments(root: StoreRoot, name: str) -> bool:
-    return any(
-        list_segments(queue)
-        for topic in list_directories(root.path / name)
-        for queue in list_directories(topic)
-    )
 
 
 def file_sizes(root: StoreRoot) -> StoreSettings:
@@ -157,7 +156,7 @@ def refuse_damage(root: StoreRoot) -> None:
     """Raise SourceError for a log that a starting broker cuts off within what its queues know: all
     that is appended would go with the rest.
     """
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         indexed = find_indexed_end(root.path, log).log_offset
         start = _recovered_from(root, log)
         scan = find_log_end(log, from_offset=start, known_end=indexed)
@@ -199,7 +198,7 @@ def _recovered_from(root: StoreRoot, log: SegmentReader) -> int:
 
 def read_ends(root: StoreRoot) -> Ends:
     """The ends of log and timer queue, and a digest of what the wheel has placed."""
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         log_end = find_log_end(log).log_end
     queue = read_queue(root.timer_queue(), from_queue_offset=LONG_MAX)
     digest = hashlib.sha256(
@@ -228,7 +227,7 @@ def check_wheel(
     """
     refuse_waiting_timeline(root)
     checkpoint = read_timer_checkpoint(root)
-    with SegmentReader(root.timer_log) as timer_log, SegmentReader(root.commit_log) as log:
+    with SegmentReader(root.timer_log) as timer_log, open_log(root) as log:
         units = read_units(timer_log)
         resume = noted_queue_offset(root, log, units, checkpoint)
     queue_end = ends.timer_queue_end

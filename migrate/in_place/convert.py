@@ -21,7 +21,8 @@ import attrs
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import DelayStoreError, OptionsError, PlanError
-from message_store.files.segments import SegmentReader, list_segments
+from message_store.files.log_row import open_log
+from message_store.files.segments import list_segments
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreLock, StoreRoot
 from message_store.format.dialect import Dialect
@@ -324,7 +325,7 @@ class _InPlace:
         """Put records and entries in their places, durably. Raises PlanError, TargetError."""
         queue = store.queue(TIMER_TOPIC, 0)
         plan, count = planned.plan, len(planned.plan)
-        with SegmentReader(self.root.commit_log) as log:
+        with open_log(self.root) as log:
             records = TimerRecords(
                 log,
                 self.root,

@@ -21,6 +21,7 @@ from message_store.base.errors import (
     TargetError,
 )
 from message_store.base.printable import iso_time
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -312,7 +313,7 @@ def _plan_records(
             corrections=corrections,
         )
         outs_ms = safe_outs_ms(plan, wheel.read_time_ms)
-        with SegmentReader(root.commit_log) as log:
+        with open_log(root) as log:
             nothing = np.zeros(len(plan), np.int64)
             records = TimerRecords(log, root, plan, outs_ms, nothing, first_queue_offset)
             records.examine(progress)

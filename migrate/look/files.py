@@ -12,6 +12,7 @@ import attrs
 from legacy_levels.delay_offsets import OffsetsFile
 from message_store.base.errors import SourceError
 from message_store.files.config_files import TOPICS, read_config
+from message_store.files.log_row import open_log
 from message_store.files.segments import Segment, SegmentReader, list_directories, list_segments
 from message_store.files.small_files import (
     is_directory,
@@ -131,10 +132,12 @@ class RowFault:
     is_gap: bool = False
 
 
-def file_rows(store: StoreRoot) -> Iterator[tuple[Path, int | None]]:
-    """Every row of files of a store, with the length that its files should have, in bytes."""
-    for directory in (store.commit_log, store.timer_log):
-        yield directory, _usual_length(list_segments(directory))
+def file_rows(store: StoreRoot) -> Iterator[SegmentReader]:
+    """Every row of files of a store, as far as most of its files tell with their right length.
+    Nothing is opened yet.
+    """
+    yield open_log(store, _usual_length(open_log(store).segments))
+    yield SegmentReader(store.timer_log, _usual_length(list_segments(store.timer_log)))
     queues = [
         queue
         for topic in list_directories(store.consume_queues)
@@ -142,7 +145,7 @@ def file_rows(store: StoreRoot) -> Iterator[tuple[Path, int | None]]:
     ]
     usual_bytes = _usual_length(segment for queue in queues for segment in list_segments(queue))
     for queue in queues:
-        yield queue, usual_bytes or _usual_length(list_segments(queue))
+        yield SegmentReader(queue, usual_bytes or _usual_length(list_segments(queue)))
 
 
 def _usual_length(segments: Iterable[Segment]) -> int | None:
@@ -165,13 +168,13 @@ def row_faults(row: SegmentReader, *, is_open: bool = False) -> Iterator[RowFaul
         end = before.start_offset + max(before.length_bytes, row.file_bytes)
         if end < after.start_offset:
             problem = f"a file is missing between {before.path.name} and {after.path.name}"
-            yield RowFault(row.directory, problem, is_gap=True)
+            yield RowFault(after.path.parent, problem, is_gap=True)
 
 
 def row_problems(store: StoreRoot, *, is_open: bool = False) -> Iterator[str]:
     """Files of a wrong length or missing ones, in every row of a store, as sentences."""
-    for directory, file_bytes in file_rows(store):
-        with SegmentReader(directory, file_bytes) as row:
+    for row in file_rows(store):
+        with row:
             for fault in row_faults(row, is_open=is_open):
                 effect = "" if fault.is_gap else ": a broker would not start on it"
                 yield f"{fault.path}: {fault.problem}{effect}"

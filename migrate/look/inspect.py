@@ -49,6 +49,7 @@ from migrate.look.timers import inspect_time_index, inspect_timers
 from migrate.report.finished_target import UNFINISHED
 from migrate.source.condition import loss_warnings
 from migrate.source.level_delays import infer_delays
+from migrate.source.members import member_state
 from migrate.write.staging import Staging
 from timer_wheel.reading.state import WheelState
 
@@ -148,6 +149,7 @@ class _Inspection:
             files=files,
             problems=tuple(self.problems),
             beyond_log=0 if self.backlog is None else _beyond_log(self.backlog),
+            member=member_state(self.store),
         )
 
     def _note_state(self) -> None:

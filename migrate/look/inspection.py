@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from migrate.look.files import FilesOf
+from migrate.source.members import MemberState
 
 
 @attrs.frozen
@@ -93,7 +94,8 @@ class TopicQueues:
 class StoreInspection:
     """A store at a glance. ``offsets_source`` is the delayOffset.json in force, None when a broker
     would not start on what is there; ``problems`` are sentences. ``beyond_log`` of the pending
-    messages of levels lie where the log has no bytes.
+    messages of levels lie where the log has no bytes. ``member`` says which member of a DLedger
+    group it is, if it is one, and how far its log goes.
     """
 
     path: str
@@ -112,6 +114,7 @@ class StoreInspection:
     problems: tuple[str, ...]
     beyond_log: int = 0
     time_index: TimeIndexSummary | None = None
+    member: MemberState | None = None
 
     @property
     def next_due_ms(self) -> int | None:

@@ -22,6 +22,7 @@ from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import StoredBatch
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
@@ -145,7 +146,7 @@ def pending_messages(
         rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))
         require_levels(store, () if wanted.level is None else (wanted.level,), offsets=offsets)
         rows = rows.rows(np.flatnonzero(wanted.window(rows)))
-        with SegmentReader(store.commit_log) as log:
+        with open_log(store) as log:
             chosen = _candidates(log, rows, precision_ms, wanted)
             yield from _decoded(log, chosen, precision_ms, wanted)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from legacy_levels.backlog.queues import LevelQueue, open_level_queue
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import PlanError
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.small_files import is_directory, is_ordinary_file
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import UNDOING
@@ -68,7 +68,7 @@ class SourceLevels:
     def _has_bytes(self, record: QuarantinedRecord) -> bool:
         """Whether the log has the record's bytes at its offset: the store may have been renamed."""
         content = bytearray(len(record.raw))
-        with SegmentReader(self._root.commit_log) as log:
+        with open_log(self._root) as log:
             count = log.read_into(record.commit_log_offset, memoryview(content))
         return count == len(record.raw) and content == record.raw
 

@@ -9,6 +9,7 @@ import attrs
 
 from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import FormatError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import PRIVATE_MODE, is_directory, replace_file
 from message_store.files.store_root import StoreRoot
@@ -48,7 +49,7 @@ def keep_bad_records(
     """
     directory = quarantine_directory(target)
     lines = []
-    with SegmentReader(source.commit_log) as log:
+    with open_log(source) as log:
         for at in sorted(bad):
             record = bad_record(backlog, at, bad[at])
             raw = _raw(log, record.commit_log_offset, int(backlog.size_bytes[at]))

@@ -15,6 +15,7 @@ import attrs
 
 from legacy_levels.delay_offsets import OffsetsChoice
 from message_store.base.errors import BadFieldError, SourceError
+from message_store.files.log_row import open_log
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.small_files import read_lines, read_small_file, replace_file
 from message_store.files.store_root import (
@@ -54,7 +55,7 @@ def log_fingerprint(source: StoreRoot) -> list[list[Any]]:
     They tell whether a store is still the same. The head identifies the store even where copies
     changed the times; 0 stands for a file without a record.
     """
-    with SegmentReader(source.commit_log) as log:
+    with open_log(source) as log:
         return [
             [each.path.name, each.length_bytes, each.modified_ns, _first_head(log, each)]
             for each in log.segments

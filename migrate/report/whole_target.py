@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError, SourceError
+from message_store.files.log_row import open_log
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
@@ -72,7 +73,7 @@ class _Files:
         end = self._converted * QUEUE_UNIT.size
         with (
             SegmentReader(target.timer_queue(), settings.queue_file_bytes) as queue,
-            SegmentReader(target.commit_log, settings.commit_log_file_bytes) as log,
+            open_log(target, settings.commit_log_file_bytes) as log,
         ):
             last = self._last_of_queue(queue, log, end)
             if last is None:

@@ -7,6 +7,7 @@ from typing import Any
 from legacy_levels.backlog.lost_queues import cut_queues_of, gone_queues
 from message_store.base.errors import SourceError, UncleanStoreError
 from message_store.base.printable import iso_time, shell_word
+from message_store.files.log_row import open_log
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import refuse_unfinished_change
@@ -55,7 +56,7 @@ def log_losses(store: StoreRoot) -> list[str]:
     """
     cut = cut_log(store)
     lost = [f"{cut}; {way_out(store)}"] if cut else []
-    with SegmentReader(store.commit_log) as log:
+    with open_log(store) as log:
         used = [segment for segment in log.segments if _has_record(log, segment)]
         last = used[-1].start_offset if used else 0
         lost += [

@@ -12,7 +12,7 @@ import attrs
 from legacy_levels.backlog.level_table import infer_levels
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.delay_offsets import DelayOffsets
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
 
@@ -39,7 +39,7 @@ def infer_delays(root: Path, queues: Iterable[LevelQueue]) -> LevelDelays:
     Raises SourceError where the disk refuses.
     """
     listed = tuple(queues)
-    with SegmentReader(StoreRoot(root).commit_log) as log:
+    with open_log(StoreRoot(root)) as log:
         inferred = infer_levels(root, log, listed)
     default = DelayLevels.parse()
     delays = dict(enumerate(default.delays_ms, start=1))

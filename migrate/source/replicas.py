@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stores hold the data of one broker: a master and its slave, or a store and its copy.
+"""Which stores hold the data of one broker: a master and its slave, members of a DLedger group, or
+a store and its copy.
 
 A slave's log equals its master's byte for byte, at the same offsets. So the two agree in the record
 that begins a file of the log. Stores of different brokers never do: a record names its broker's
@@ -16,9 +17,11 @@ import attrs
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import DelayStoreError, OptionsError
 from message_store.base.printable import listed
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
+from message_store.reading.entries import record_offset
+from migrate.source.members import which_member
 
 HEAD_BYTES = 64 << 10
 """The bytes of a record that are compared: its head, and usually all of it."""
@@ -72,10 +75,10 @@ def _first_records(source: Path) -> list[FirstRecord]:
     """The first record of each file of a log that begins with one."""
     records = []
     try:
-        with SegmentReader(StoreRoot(source).commit_log) as log:
+        with open_log(StoreRoot(source)) as log:
             for segment in log.segments:
                 data = bytearray(min(HEAD_BYTES, segment.length_bytes))
-                log.read_into(segment.start_offset, memoryview(data))
+                log.read_into(record_offset(log, segment.start_offset), memoryview(data))
                 if record := _record(data):
                     records.append((segment.start_offset, hashlib.sha256(record).digest()))
     except DelayStoreError:
@@ -96,11 +99,16 @@ def _record(data: bytearray) -> bytes:
 def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:
     """The error for a group, with a hint which store is the master's."""
     stores = [sources[index] for index in group.indexes]
+    try:
+        advice = which_member(stores)
+    except DelayStoreError:
+        advice = None
+    advice = advice or f"Convert the master's store only{_hint(stores)}"
     where, them = ("", "both") if len(stores) == 2 else (" in two or more of them", "all")
     return SameBrokerError(
         f"{listed(map(str, stores))} hold the data of one broker: the record at log offset"
         f" {group.commit_log_offset:,} is the same{where}; if {them} were converted, its messages"
-        f" would be delivered from each. Convert the master's store only{_hint(stores)}"
+        f" would be delivered from each. {advice}"
     )
 
 

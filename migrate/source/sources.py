@@ -26,6 +26,7 @@ from message_store.base.errors import (
 from message_store.base.printable import counted
 from message_store.files.array_room import new_array, row_blocks
 from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.writing.losses import require_whole_log
@@ -203,7 +204,7 @@ def _record(source: ConversionSource, at: int) -> bytes | int:
     """The bytes of an entry; if it cannot be read, a number that no other source returns."""
     offset, size = source.backlog.commit_log_offset[at], source.backlog.size_bytes[at]
     try:
-        with SegmentReader(source.root.commit_log) as log:
+        with open_log(source.root) as log:
             return log.read_at(int(offset), int(size))
     except FormatError:
         return id(source)

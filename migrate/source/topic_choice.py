@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import OptionsError
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.cache import kernel
@@ -115,7 +115,7 @@ def _topics_of(
     table = TopicTable()
     sizes = backlog.size_bytes.astype(np.int32)
     levels = backlog.level.astype(np.int16)
-    with SegmentReader(source.commit_log) as log:
+    with open_log(source) as log:
         for chunk in read_chunks(log, backlog.commit_log_offset, sizes):
             span = slice(chunk.first, chunk.end)
             numbers = _numbers(

@@ -18,7 +18,7 @@ from message_store.base.errors import FormatError
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.columns.property_column import find_property_column
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.message_codec import decode_message_at
@@ -74,7 +74,7 @@ def pending_batches(
     Raises SourceError when the disk refuses, or a broker holds the store.
     """
     store = StoreRoot(path)
-    with looking_at(store), SegmentReader(store.commit_log) as log:
+    with looking_at(store), open_log(store) as log:
         for chunk in read_chunks(log, rows.commit_log_offset, rows.size_bytes):
             part = rows.rows(slice(chunk.first, chunk.end))
             batch = _batch(chunk, part, kind, options, conditions, keep_unreadable)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import DelayStoreError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
@@ -51,7 +52,7 @@ def read_reached_in_index(root: StoreRoot, settings: ConversionSettings) -> Reac
     """
     problems: list[Problem] = []
     queue = read_target_queue(root, settings, problems)
-    with SegmentReader(root.commit_log, settings.commit_log_file_bytes) as log:
+    with open_log(root, settings.commit_log_file_bytes) as log:
         problems += row_problems("commit log", log)
         problems += log_problems(log, queue)
         try:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError
 from message_store.files.small_files import PRIVATE_MODE, replace_file
+from message_store.files.store_root import StoreRoot
 from migrate.progress import Progress
 from migrate.spark.tasks import run_tasks
 from migrate.verify.found import Grouping
@@ -37,7 +38,7 @@ class SideEntries:
     """What one side should hold, in the order of its log (rows of the side's layout)."""
 
     side: Side
-    commit_log: Path
+    store: StoreRoot
     entries: NDArray[np.void]
     file_bytes: int | None = None
     topics: tuple[str, ...] = ()
@@ -138,7 +139,7 @@ class DigestJobs:
                 replace_file(path, content, mode=PRIVATE_MODE, is_durable=False)
             yield DigestTask(
                 side=side.side,
-                commit_log=side.commit_log.absolute(),
+                store=side.store.path.absolute(),
                 entries=path or content,
                 first_number=first,
                 seed=self.seed,

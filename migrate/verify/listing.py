@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from message_store.base.errors import FormatError
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TIMER_OUT_MS
@@ -127,7 +127,7 @@ class RecordReader:
 
     def __init__(self, side: SideEntries) -> None:
         self.side = side
-        self._reader = SegmentReader(side.commit_log, side.file_bytes)
+        self._reader = open_log(side.store, side.file_bytes)
 
     def offset(self, number: int) -> int:
         """Where the record of an entry begins."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.errors import FormatError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -100,11 +101,11 @@ def quarantine_problems(
         )
     if not len(quarantined):
         return
-    side = SideEntries("source", root.commit_log, quarantined.entries(settings.precision_ms))
+    side = SideEntries("source", root, quarantined.entries(settings.precision_ms))
     everything = np.ones(BUCKETS, np.bool_)
     records = jobs.run("quarantine", [side], buckets=everything)["source"].found
     sound = records["number"][records["complaint"] == Complaint.NONE]
-    with SegmentReader(root.commit_log) as reader:
+    with open_log(root) as reader:
         sound = [number for number in sound if not _is_at_a_limit(reader, quarantined, int(number))]
     if sound:
         level, queue_offset = (

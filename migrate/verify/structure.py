@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -125,7 +126,7 @@ def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessag
     """
     problems: list[Problem] = []
     queue = read_target_queue(root, settings, problems)
-    with SegmentReader(root.commit_log, settings.commit_log_file_bytes) as log:
+    with open_log(root, settings.commit_log_file_bytes) as log:
         problems += row_problems("commit log", log)
         problems += log_problems(log, queue)
     with SegmentReader(root.timer_log, settings.timer_log_file_bytes) as reader:

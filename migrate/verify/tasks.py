@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import SourceError
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
 from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
 from migrate.verify.digests.entries import (
@@ -59,7 +61,7 @@ class DigestTask:
     """
 
     side: Side
-    commit_log: Path
+    store: Path
     entries: bytes | Path
     first_number: int
     seed: int
@@ -239,7 +241,7 @@ class _Digester:
         self.wanted = _wanted_buckets(task.buckets, self.identities)
 
     def run(self) -> DigestResult:
-        with SegmentReader(self.task.commit_log, self.task.file_bytes) as reader:
+        with open_log(StoreRoot(self.task.store), self.task.file_bytes) as reader:
             for span in read_spans(reader, self.entries):
                 self._digest_span(span.first, span.last, span.buffer, span.offset, span.available)
         self._empty_topics()

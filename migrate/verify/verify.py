@@ -199,13 +199,13 @@ def compare_stores(
     wanted, quarantined, unknown_entries = split_quarantined(pending, source_root, settings)
     ours = SideEntries(
         "source",
-        source_root.commit_log,
+        source_root,
         wanted.entries(settings.precision_ms),
         topics=settings.only_topics,
     )
     theirs = SideEntries(
         "target",
-        target_root.commit_log,
+        target_root,
         own_entries(reached.entries, settings.share),
         settings.commit_log_file_bytes,
     )
@@ -396,9 +396,7 @@ def verify_alone(
         reached = read_target(root, settings)
         progress("read", 1, 1)
         jobs = _digest_jobs(spark, settings, options, progress)
-        side = SideEntries(
-            "target", root.commit_log, reached.entries, settings.commit_log_file_bytes
-        )
+        side = SideEntries("target", root, reached.entries, settings.commit_log_file_bytes)
         result = jobs.run("digest", [side])["target"]
         with RecordReader(side) as records:
             topics = _topics_of(result, records)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import DelayStoreError, TargetError
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
@@ -178,7 +178,7 @@ class FileWriter:
         records = plan.rewriter(first, end)
         origin = self._number * plan.settings.commit_log_file_bytes
         bytes_read = 0
-        with SegmentReader(StoreRoot(plan.sources[source]).commit_log) as log:
+        with open_log(StoreRoot(plan.sources[source])) as log:
             for chunk in read_chunks(log, records.source_offsets, records.source_sizes):
                 room = stream.room(records.most_bytes(chunk))
                 position, queue_offset = origin + self._filled, self._rows.start + self._good

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from message_store.base.errors import PlanError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import new_array
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
@@ -235,7 +236,7 @@ class _Reserve:
             raise PlanError(f"{self._plan.sources[-1]}: its records changed while they were read")
 
     def _log(self) -> SegmentReader:
-        return SegmentReader(StoreRoot(self._plan.sources[-1]).commit_log)
+        return open_log(StoreRoot(self._plan.sources[-1]))
 
 
 def place_logs(plan: StoredPlan, notes: Sequence[FileNote]) -> None:

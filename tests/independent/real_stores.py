@@ -25,9 +25,15 @@ TIMELINE_54_CLEAN = "timeline-5.4.0-clean"
 TIMELINE_54_CRASH = "timeline-5.4.0-crash"
 TIMELINE_55_CLEAN = "timeline-5.5.0-clean"
 TIMELINE_55_CRASH = "timeline-5.5.0-crash"
+DLEDGER_49_CLEAN = "levels-4.9.7-dledger-clean"
+DLEDGER_49_CRASH = "levels-4.9.7-dledger-crash"
+DLEDGER_49_UPGRADED = "levels-4.9.7-dledger-upgraded"
+DLEDGER_55_CLEAN = "levels-5.5.0-dledger-clean"
 
 LEVEL_STORES = [LEVELS_49_CLEAN, LEVELS_49_CRASH, LEVELS_49_DEFAULT_SIZES, LEVELS_55_CLEAN]
 ALL_STORES = [*LEVEL_STORES, WHEEL_55_CLEAN]
+DLEDGER_GROUPS = [DLEDGER_49_CLEAN, DLEDGER_49_CRASH, DLEDGER_49_UPGRADED, DLEDGER_55_CLEAN]
+ABSENT = "absent"
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +81,14 @@ class RealStore:
 
     @property
     def commit_log_file_bytes(self) -> int:
-        return segments(self.root / "commitlog")[0].stat().st_size
+        return segments(self.log_at(0))[0].stat().st_size
+
+    def log_at(self, offset: int) -> Path:
+        """The directory of the log's file for an offset: of a DLedger member one of two."""
+        entries = next((each / "data" for each in self.root.glob("dledger-*")), None)
+        if entries is not None and (offset >= int(segments(entries)[0].name)):
+            return entries
+        return self.root / "commitlog"
 
     @property
     def queue_file_bytes(self) -> int:
@@ -96,6 +109,14 @@ def load_about(name: str) -> dict[str, Any]:
 def load_truth(name: str) -> list[TruthLine]:
     with lzma.open(FIXTURES / f"{name}.expected.jsonl.xz", "rt", encoding="utf-8") as lines:
         return [_truth_line(json.loads(line)) for line in lines]
+
+
+def load_group_truth(name: str, member: str) -> list[TruthLine]:
+    """The truth of one member: what it has, and in which state."""
+    with lzma.open(FIXTURES / f"{name}.expected.jsonl.xz", "rt", encoding="utf-8") as lines:
+        of_all = [json.loads(line) for line in lines]
+    of_one = [{**e, "state": e.get("onOtherMembers", {}).get(member, e["state"])} for e in of_all]
+    return [_truth_line(line) for line in of_one if line["state"] != ABSENT]
 
 
 def _truth_line(line: Mapping[str, Any]) -> TruthLine:
@@ -122,9 +143,28 @@ def _truth_line(line: Mapping[str, Any]) -> TruthLine:
 
 def unpack(name: str, directory: Path) -> RealStore:
     """Unpack a store into a directory (made when absent); holes stay holes."""
+    _extract(name, directory)
+    return RealStore(name=name, root=directory, about=load_about(name), truth=load_truth(name))
+
+
+def unpack_group(name: str, directory: Path) -> dict[str, RealStore]:
+    """Unpack all members of a DLedger group, by their ids; the truth of each is its own."""
+    _extract(name, directory)
+    about = load_about(name)
+    return {
+        member: RealStore(
+            name=name,
+            root=directory / member,
+            about=about,
+            truth=load_group_truth(name, member),
+        )
+        for member in about["roots"]
+    }
+
+
+def _extract(name: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
         # Python 3.11.0 to 3.11.3, which Debian 12 has, knows no filters; the archive is our own.
         caution: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(directory, **caution)
-    return RealStore(name=name, root=directory, about=load_about(name), truth=load_truth(name))

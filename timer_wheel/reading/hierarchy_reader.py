@@ -14,6 +14,7 @@ import numpy as np
 
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import int64s
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Layout
@@ -114,7 +115,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     slot_ms = DEFAULT_PRECISION_MS if active is None else active.slot_precision_ms
     placed_end = 0 if content.state is None else content.state.placed_end
     hand_ms = 0 if content.state is None else content.state.hand_ms
-    with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
+    with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
         in_index = _timers(content.waiting).followed_by(_timers(content.marks, FLAG_DELETE))
         is_there = in_index.commit_log_offset >= commit_log.min_offset
         from_queue_offset = 0 if after_crash else max(0, placed_end)

@@ -13,6 +13,7 @@ import numpy as np
 
 from message_store.base.errors import BadFieldError, UnsupportedStoreError
 from message_store.base.printable import counted
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Field, Layout
@@ -147,7 +148,7 @@ def refuse_waiting_timeline(root: StoreRoot) -> None:
             f"{root.path}: {waiting} in its RocksDB timeline, which no engine here goes on with:"
             f" {advice}"
         )
-    with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
+    with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
         units, checkpoint = read_units(log), read_timer_checkpoint(root)
         resume = resume_queue_offset(root, commit_log, units, checkpoint)
     if timeline.scan_offset > resume:

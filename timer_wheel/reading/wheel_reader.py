@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
@@ -213,7 +214,7 @@ def read_wheel_store(
         return read_hierarchy(root, after_crash=after_crash)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
-    with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
+    with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
         begin_position = 0 if whole_log else max(0, flushed - log.file_bytes)
         units = read_units(log, begin_position)
         precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)

@@ -332,13 +332,6 @@ def test_queues_in_rocksdb_are_refused_by_name(tmp_path: Path, sign: str) -> Non
         look(root)
 
 
-def test_a_dledger_log_is_refused_by_name(tmp_path: Path) -> None:
-    root = hand_made(tmp_path)
-    (root / "dledger-n0").mkdir()
-    with pytest.raises(UnsupportedStoreError, match="DLedger"):
-        look(root)
-
-
 def test_a_queue_directory_that_leads_out_of_the_store_is_refused(tmp_path: Path) -> None:
     root = hand_made(tmp_path)
     (root / "consumequeue").rename(tmp_path / "elsewhere")

@@ -187,7 +187,9 @@ class Found:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("log")
+    directory = tmp_path_factory.mktemp("store") / "commitlog"
+    directory.mkdir()
+    return directory
 
 
 def digest_log(log: Path, data: bytes, entries: list[tuple[int, int]], out_ms: int = 0) -> Found:
@@ -197,7 +199,7 @@ def digest_log(log: Path, data: bytes, entries: list[tuple[int, int]], out_ms: i
     rows["size_bytes"] = [size for _, size in entries]
     rows["out_ms"] = out_ms
     everything = np.ones(BUCKETS, bool).tobytes()
-    task = DigestTask("source", log, rows.tobytes(), 0, SEED, RULES, buckets=everything)
+    task = DigestTask("source", log.parent, rows.tobytes(), 0, SEED, RULES, buckets=everything)
     result = digest(task)
     return Found(result.found, {code: count for code, (count, _) in result.complaints.items()})
 
@@ -254,12 +256,13 @@ def test_records_over_several_files_and_beyond_a_buffer_are_all_read(tmp_path: P
     bodies = [b"a" * 100, b"b" * (BUFFER_BYTES + 5), b"c" * 3, b"d" * 1000]
     places = [0, 500, BUFFER_BYTES + 2_000, file_bytes + 300_000]
     records = [encode_message(attrs.evolve(PLAIN, body=body)) for body in bodies]
+    (tmp_path / "commitlog").mkdir()
     for start in (0, file_bytes):
         content = bytearray(file_bytes)
         for place, record in zip(places, records, strict=True):
             if start <= place < start + file_bytes:
                 content[place - start : place - start + len(record)] = record
-        (tmp_path / f"{start:020d}").write_bytes(content)
+        (tmp_path / "commitlog" / f"{start:020d}").write_bytes(content)
     rows = np.zeros(len(records), SOURCE_ENTRY.dtype)
     rows["commit_log_offset"] = places
     rows["size_bytes"] = [len(record) for record in records]
@@ -302,7 +305,9 @@ def test_only_the_topics_asked_for_are_counted(log: Path) -> None:
     sizes = [len(record) for record in records]
     rows["commit_log_offset"] = np.cumsum([0, *sizes[:2]])
     rows["size_bytes"] = sizes
-    task = DigestTask("source", log, rows.tobytes(), 0, SEED, RULES, topics=("TopicA", "other"))
+    task = DigestTask(
+        "source", log.parent, rows.tobytes(), 0, SEED, RULES, topics=("TopicA", "other")
+    )
     result = digest(task)
     assert result.buckets[:, 0].sum() == 2
     assert result.complaints[Complaint.LEFT_OUT] == (1, (1,))

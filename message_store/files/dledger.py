@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a member of a DLedger group keeps its log, and which stores of members are not read.
+
+The log lies in ``dledger-ID/data``. Its files go on where those of ``commitlog/`` end, if the store
+was an ordinary one before (docs/FORMAT.md, dledger log).
+"""
+
+from pathlib import Path
+
+from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.files.segments import list_directories, list_segments
+from message_store.files.small_files import read_piece
+
+_PREFIX = "dledger-"
+_HEAD_BYTES = 8
+NO_LINK = "a link in the place of a store's own file; put there what it leads to"
+
+
+def member_directory(root: Path) -> Path | None:
+    """The directory of a member in the store at ``root``; None for any other store.
+
+    Raises SourceError, and UnsupportedStoreError where there are several.
+    """
+    members = [each for each in list_directories(root) if each.name.startswith(_PREFIX)]
+    if len(members) > 1:
+        raise UnsupportedStoreError(
+            f"{root}: holds {members[0].name} and {members[1].name}; expected one member of a"
+            " DLedger group"
+        )
+    return members[0] if members else None
+
+
+def member_id(directory: Path) -> str:
+    """The id of the member whose directory this is: its `dLegerSelfId`."""
+    return directory.name.removeprefix(_PREFIX)
+
+
+def entries_directory(root: Path) -> Path | None:
+    """The directory with the files of a member's log; None for any other store. Raises as
+    ``member_directory``.
+    """
+    member = member_directory(root)
+    return None if member is None else member / "data"
+
+
+def readable_entries(root: Path, commit_log: Path) -> Path | None:
+    """The same, after a look at what is there.
+
+    Raises UnsupportedStoreError where no file of the log is found, SourceError for a link, and
+    where ``commit_log`` has records at offsets of the member's log: a broker was started on the
+    store without its group, and stored something there. Raises OSError.
+    """
+    for link in root.glob(f"{_PREFIX}*"):
+        if link.is_symlink():
+            raise SourceError(f"{link}: {NO_LINK}")
+    entries = entries_directory(root)
+    if entries is None:
+        return None
+    files = list_segments(entries)
+    if not files:
+        raise UnsupportedStoreError(
+            f"{entries}: no file of the DLedger log is there; take it from a backup, or take"
+            " another member's store. A log in another place (storePathDLedgerCommitLog) is not"
+            " read"
+        )
+    for each in list_segments(commit_log):
+        if each.start_offset < files[0].start_offset:
+            continue
+        if any(read_piece(each.path, 0, _HEAD_BYTES)):
+            raise SourceError(
+                f"{each.path}: has records at offsets of {entries.parent.name}: a broker was"
+                " started here without enableDLegerCommitLog; take the store from a backup"
+            )
+    return entries
+
+
+def refuse_member(root: Path, why: str) -> None:
+    """Raise UnsupportedStoreError for the store of a member, with the reason."""
+    if (member := member_directory(root)) is not None:
+        raise UnsupportedStoreError(f"{member}: a member of a DLedger group: {why}")
