@@ -20,7 +20,6 @@ from legacy_levels.neutral_units import (
 )
 from message_store.base.errors import FormatError
 from message_store.format.message import StoredMessage
-from message_store.format.queue_unit import PRE_BLANK_SIZE
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import (
     HEAD_V4_V4,
@@ -29,6 +28,7 @@ from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
 )
 from message_store.interface.delay_store import Cancellation, Receipt
+from message_store.reading.consume_queue import is_pre_blank
 
 if TYPE_CHECKING:
     from legacy_levels.engine.state import LevelState
@@ -147,10 +147,11 @@ def _is_meant(message: StoredMessage, handle: RecallHandle) -> bool:
 def _entry_at(state: LevelState, level: int, queue_offset: int) -> Entry | None:
     """An entry with its record's place, which a neutral unit does not tell."""
     cursor = state.all_cursors[level]
-    [unit] = cursor.queue.units(queue_offset, queue_offset + 1)
-    offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
-    if size_bytes == PRE_BLANK_SIZE:
+    units = cursor.queue.units(queue_offset, queue_offset + 1)
+    if is_pre_blank(units).any():
         return None
+    [unit] = units
+    offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
     waits = cursor.still_waits(queue_offset)
     waits &= queue_offset not in state.to_repeat.get(level, ())  # it came before, and comes again
     fate = Fate.WAITS if waits else Fate.DELIVERED

@@ -280,8 +280,8 @@ def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> Un
     """These new entries, neutral where the one that was cut off was: it led to the last bytes of
     the same record. Its size may have been damaged, which made it the queue's end.
     """
-    for size_bytes in range(1, MAX_NEUTRAL_BYTES + 1) if len(queue.neutral_rest) else ():
-        was_neutral = np.isin(rows.ends - size_bytes, queue.neutral_rest)
+    for size_bytes in range(1, MAX_NEUTRAL_BYTES + 1) if len(queue.rest) else ():
+        was_neutral = np.isin(rows.ends - size_bytes, queue.rest)
         units["commit_log_offset"][was_neutral] = rows.ends[was_neutral] - size_bytes
         units["size_bytes"][was_neutral] = size_bytes
     return units

@@ -14,8 +14,8 @@ from message_store.base.errors import TargetError
 from message_store.files.live_segments import Int64s, LiveSegments
 from message_store.files.segments import write_small
 from message_store.files.unsynced import Unsynced
-from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, PRE_BLANK, PRE_BLANK_SIZE, QUEUE_UNIT
-from message_store.reading.consume_queue import UnitArray, is_filled, read_queue
+from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
+from message_store.reading.consume_queue import UnitArray, is_filled, is_pre_blank, read_queue
 
 NEUTRAL_SIZE = 1
 """Size of an entry that nobody delivers any more: it points at the last byte of its record."""
@@ -36,8 +36,8 @@ class LiveQueue:
     ``max_offset`` is the queue offset that the next entry gets, ``min_offset`` that of the oldest
     one whose record the log still has; ``end_position`` is where in the log the last entry's record
     ends, 0 when there is none. Made by ``open_queue``.
-    ``neutral_rest`` are the commit log offsets of the entries that the last ``cut`` removed and
-    that were neutral or lacked a size. RocketMQ: ConsumeQueue (4.9.7).
+    ``rest`` are the commit log offsets of the entries that the last ``cut`` removed: neutral ones
+    lead to the end of their record, whatever became of their size. RocketMQ: ConsumeQueue (4.9.7).
     """
 
     def __init__(self, topic: str, queue_id: int, segments: LiveSegments) -> None:
@@ -48,7 +48,7 @@ class LiveQueue:
         self.max_offset = 0
         self.end_position = 0
         self.needs_repair = False
-        self.neutral_rest: Int64s = np.empty(0, np.int64)
+        self.rest: Int64s = np.empty(0, np.int64)
         self._file_start = 0
         self._file_end = _NO_ROOM
         self._descriptor = -1
@@ -79,7 +79,7 @@ class LiveQueue:
 
     @staticmethod
     def _end_of(unit: UnitArray) -> int:
-        if int(unit["size_bytes"][0]) == PRE_BLANK_SIZE:
+        if is_pre_blank(unit)[0]:
             return 0
         return int(unit["commit_log_offset"][0]) + int(unit["size_bytes"][0])
 
@@ -200,7 +200,7 @@ class LiveQueue:
         """
         if self.end_position or queue_offset == self.max_offset:
             return
-        if (self.units(0, self.max_offset)["size_bytes"] != PRE_BLANK_SIZE).any():
+        if not is_pre_blank(self.units(0, self.max_offset)).all():
             return
         self.segments.remove_all()
         self._file_end = _NO_ROOM
@@ -226,14 +226,13 @@ class LiveQueue:
             # The sum could be beyond what 64 bits hold.
             rooms = log_end - np.maximum(units["commit_log_offset"], 0)
             is_inside = is_filled(units) & (units["size_bytes"] <= rooms)
-            inside = np.flatnonzero(is_inside | (units["size_bytes"] == PRE_BLANK_SIZE))
+            inside = np.flatnonzero(is_inside | is_pre_blank(units))
             kept = low + int(inside[-1]) + 1 if len(inside) else low
             if len(inside):
                 break
         taken = self.max_offset - kept
         rest = self._stored(kept, self.segments.end_offset // _UNIT_BYTES)
-        rest = rest[(rest["commit_log_offset"] > 0) & (rest["size_bytes"] <= MAX_NEUTRAL_BYTES)]
-        self.neutral_rest = rest["commit_log_offset"].astype(np.int64)
+        self.rest = rest["commit_log_offset"][rest["commit_log_offset"] > 0].astype(np.int64)
         self.segments.zero_from(kept * _UNIT_BYTES)
         self._file_end = _NO_ROOM
         self.max_offset = kept
@@ -343,7 +342,7 @@ class LiveQueue:
         while True:
             units = self.units(first, first + self.segments.file_bytes // _UNIT_BYTES)
             is_there = (units["commit_log_offset"] >= log_min) & is_filled(units)
-            places = np.flatnonzero(is_there & (units["size_bytes"] != PRE_BLANK_SIZE))
+            places = np.flatnonzero(is_there & ~is_pre_blank(units))
             if len(places) or not len(units):
                 break
             first += len(units)

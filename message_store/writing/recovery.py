@@ -18,7 +18,7 @@ from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC, LMQ_PREFIX
-from message_store.format.queue_unit import PRE_BLANK_SIZE, QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import (
     HEAD_V4_V4,
     MAGIC_V1,
@@ -27,6 +27,7 @@ from message_store.format.record_layout import (
 )
 from message_store.kernels.dispatch import FOUND_LENGTH, walk_file
 from message_store.kernels.log import FILE_ENDS
+from message_store.reading.consume_queue import is_pre_blank
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import PUBLISHED_LAST_BYTES, LiveLog
@@ -189,11 +190,12 @@ def _newest_record(log: LiveLog, queue: LiveQueue, log_end: int = LONG_MAX) -> N
     for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):
         low = max(first, high - _ENTRIES_AT_ONCE)
         units = queue.units(low, high)
+        is_blank = is_pre_blank(units)
         for index in range(len(units) - 1, -1, -1):
             offset, size_bytes, _ = units[index].tolist()
             head = log.head(offset)
             is_short = 0 < size_bytes < SMALLEST_RECORD_BYTES
-            if size_bytes == PRE_BLANK_SIZE or (is_short and head is None):
+            if is_blank[index] or (is_short and head is None):
                 continue
             if (
                 head is not None

@@ -13,8 +13,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject, write
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
-from message_store.format.queue_unit import PRE_BLANK_SIZE
-from message_store.reading.consume_queue import is_neutral
+from message_store.reading.consume_queue import is_neutral, is_pre_blank
 from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import QueueSet
 
@@ -43,9 +42,7 @@ class LiveTopic:
             messages: list[StoredMessage] = []
             while len(messages) < max_messages and first < queue.max_offset:
                 units = queue.units(first, first + max_messages - len(messages))
-                rows = np.flatnonzero(
-                    ~is_neutral(units) & (units["size_bytes"] != PRE_BLANK_SIZE)
-                ).tolist()
+                rows = np.flatnonzero(~is_neutral(units) & ~is_pre_blank(units)).tolist()
                 messages += [self._message(units[row], first + row) for row in rows]
                 first += len(units)
             return tuple(messages)

@@ -25,7 +25,6 @@ from message_store.base.errors import (
 )
 from message_store.base.printable import counted
 from message_store.files.array_room import new_array, row_blocks
-from message_store.files.segments import SegmentReader
 from message_store.files.log_row import open_log
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot

@@ -108,7 +108,7 @@ def test_such_a_record_blocks_its_level_for_ever_in_4_9(bench: Bench, poison: st
         {"commit_log_offset": 3},
         {"commit_log_offset": 0, "size_bytes": 2**31 - 1},
     ],
-    ids=["beyond the log", "another size", "inside a record", "a unit that fills up"],
+    ids=["beyond the log", "another size", "inside a record", "a filler's size"],
 )
 def test_an_entry_whose_record_is_missing_or_damaged_is_passed_over(
     bench: Bench, dialect: Dialect, unit: dict[str, int]
@@ -118,6 +118,19 @@ def test_an_entry_whose_record_is_missing_or_damaged_is_passed_over(
     with bench.open(dialect=dialect, rules=LevelRules(poison="block")) as store:
         assert bench.advance(store) == [b"body 1", b"body 3"]
     assert bench.offsets() == {3: 3}
+
+
+@pytest.mark.parametrize("offset", [0, None])
+def test_a_first_entry_of_a_filler_s_size_is_damage_and_no_log_file_that_is_lost(
+    bench: Bench, offset: int | None
+) -> None:
+    unit = {"size_bytes": 2**31 - 1} | ({} if offset is None else {"commit_log_offset": offset})
+    build_level_store(bench.root, [waiting(1, unit_fields=unit), waiting(2)])
+    with bench.open() as store:
+        assert bench.advance(store) == [b"body 2"]
+        [finding] = store.check()
+    assert finding.where == "level 3, queue offset 0"
+    assert "not in the log" in finding.problem
 
 
 def test_an_entry_whose_record_retention_has_taken_is_passed_over(bench: Bench) -> None:

@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.base.errors import BadFieldError, SourceError
+from message_store.base.errors import BadFieldError, FormatError, SourceError
 from message_store.files.live_segments import LiveSegments
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
+from message_store.format.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.findings import queue_findings
 from message_store.writing.losses import ENDS_NAME, LOG_FILE_NAME
@@ -302,3 +302,30 @@ def test_the_only_log_file_keeps_its_length_whatever_the_settings_say(
         store.close()
     (log,) = (tmp_path / "commitlog").iterdir()
     assert log.stat().st_size == file_bytes
+
+
+@pytest.mark.parametrize("place", [0, 3, COUNT - 1])
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_an_entry_damaged_into_the_size_of_a_filler_is_no_filler(
+    tmp_path: Path, end: str, place: int
+) -> None:
+    """It says something in its tags code. The last one is made again, and the queue still begins
+    with the first one: who reads it hears of the damage.
+    """
+    store = opened(tmp_path)
+    for number in range(COUNT):
+        append(store, stored(bytes([number + 1]) * 200))
+    store.flush()
+    store.close() if end == "closed" else store.abandon()
+    with (tmp_path / QUEUE).open("r+b") as file:
+        file.seek(place * UNIT + QUEUE_UNIT.offset_of("size_bytes"))
+        file.write(PRE_BLANK_SIZE.to_bytes(4, "big"))
+    again = opened(tmp_path)
+    queue = again.queue("orders", 0)
+    assert (queue.min_offset, queue.max_offset) == (0, COUNT)
+    if place == COUNT - 1:
+        assert require_sound(again) == [bytes([number + 1]) * 200 for number in range(COUNT)]
+    else:
+        with pytest.raises(FormatError, match="not in the log"):
+            again.topic("orders").read(0, place)
+    again.abandon()
