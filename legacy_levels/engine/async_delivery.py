@@ -25,7 +25,6 @@ from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.delivery import RETRY_MS, DueRows, LevelDelivery
 from legacy_levels.engine.rules import AsyncRules
 from message_store.base.errors import TargetError
-from message_store.format.dialect import Dialect
 from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.batch import rows_without_successor
 from message_store.redelivery.deliveries import LogDeliveries
@@ -72,10 +71,8 @@ class PendingPuts:
     ``unsaved_skip`` is the first that was given up since one was stored: giving up saves no offset.
     """
 
-    def __init__(self, rules: AsyncRules, *, is_4_9: bool = False) -> None:
+    def __init__(self, rules: AsyncRules) -> None:
         self._rules = rules
-        first_wait = 0 if is_4_9 else 1
-        self._first_wait = first_wait if rules.first_wait is None else rules.first_wait
         self._puts: deque[PendingPut] = deque()
         self.unsaved_skip: int | None = None
 
@@ -150,7 +147,7 @@ class PendingPuts:
         """
         head = self._puts[0] if self._puts else PendingPut(0, is_stored=True)
         if not head.is_stored and head.next_try_ms is None:
-            steps = head.resend_count + self._first_wait
+            steps = head.resend_count + self._rules.first_wait
             head.resend_count += 1
             head.next_try_ms = now_ms + min(steps * _WAIT_STEP_MS, _LONGEST_WAIT_MS)
         return now_ms if head.next_try_ms is None else head.next_try_ms
@@ -162,8 +159,7 @@ class AsyncDelivery(LevelDelivery):
     def __init__(self, state: LevelState) -> None:
         super().__init__(state)
         rules = state.rules.async_rules
-        is_4_9 = state.live.dialect is Dialect.ROCKETMQ_4_9
-        self._under_way = {level: PendingPuts(rules, is_4_9=is_4_9) for level in state.cursors}
+        self._under_way = {level: PendingPuts(rules) for level in state.cursors}
         self._now_ms = 0
         self._answers: list[LogDeliveries] = []
         self._reached: dict[int, set[int]] = {}

@@ -39,15 +39,14 @@ class AsyncRules:
 
     ``max_pending`` deliveries of a level may be under way. A level whose oldest one was sent again
     more than ``blocked_after`` times starts no new ones; a record that is missing then is given up
-    after twice as many. ``first_wait`` is the number that the waiting times begin with: 0 in 4.9, 1
-    in 5.x; None for what the store's own brokers have.
+    after twice as many. Waiting times grow by 100 ms, from ``first_wait`` times that: 0 in 4.9, 1
+    in 5.x. Each put that failed waits anew once it is the oldest. With 0 all of them follow at once
+    when the disk takes the first one again; with 1 they come 100 ms apart.
     """
 
     max_pending: int = attrs.field(default=2_000, validator=attrs.validators.ge(1))
     blocked_after: int = attrs.field(default=3, validator=_not_negative)
-    first_wait: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_not_negative)
-    )
+    first_wait: int = attrs.field(default=0, validator=_not_negative)
 
 
 @attrs.frozen
@@ -98,7 +97,8 @@ class LevelRules:
         """The rules of a broker: the one name for "faithful". ``StoreSettings.repeat_after_kill``
         belongs to it.
 
-        ``version`` is a broker's, such as ``"4.9.7"`` or ``"5.5.0"``. What differs is ``poison``.
+        ``version`` is a broker's, such as ``"4.9.7"`` or ``"5.5.0"``. What differs is ``poison``
+        and ``async_rules.first_wait``.
         ``async_delivery`` is `enableScheduleAsyncDeliver`, which is off in brokers. Raises
         OptionsError for a version other than 4.9 and 5. RocketMQ: ScheduleMessageService (4.9.7,
         5.3.3).
@@ -108,13 +108,15 @@ class LevelRules:
         """
         if not version.startswith(("4.9", "5.")):
             raise OptionsError(f"{version!r} is no version of 4.9 or 5")
+        is_4_9 = version.startswith("4.9")
         return cls(
-            poison="block" if version.startswith("4.9") else "skip",
+            poison="block" if is_4_9 else "skip",
             beyond_level="deliver",
             out_of_turn="wait",
             saved_offsets="broker",
             on_table_change="broker",
             spare_waiting=False,
             async_delivery=async_delivery,
+            async_rules=AsyncRules(first_wait=0 if is_4_9 else 1),
             timings=BROKER_TIMINGS,
         )

@@ -8,7 +8,7 @@ import pytest
 from legacy_levels.engine.async_delivery import Handled, PendingPuts, Resent
 from legacy_levels.engine.rules import AsyncRules
 
-RULES = AsyncRules()
+RULES = AsyncRules(first_wait=1)
 
 
 class Disk:

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from legacy_levels import LevelRules, LevelStore
-from legacy_levels.engine.rules import AsyncRules
+from legacy_levels.engine.rules import AsyncRules, LevelTimings
 from message_store import AtLevel, ManualClock, Severity
 from message_store.base.errors import TargetError, UnsupportedStoreError
 from message_store.format.dialect import Dialect
@@ -284,17 +284,30 @@ def test_copies_that_a_queue_refused_are_not_made_again(
     assert bench.bodies("TopicB") == [b"body 0", b"body 2", b"body 4"]
 
 
+BROKER_4_9, BROKER_5 = (
+    attrs.evolve(LevelRules.of_broker(version, async_delivery=True), timings=LevelTimings())
+    for version in ("4.9.7", "5.5.0")
+)
+
+
 @pytest.mark.parametrize(
-    ("dialect", "expected"),
+    ("rules", "dialect", "expected"),
     [
-        (Dialect.ROCKETMQ_4_9, [100, 200, 400, 700, 1_100]),
-        (Dialect.ROCKETMQ_5_5, [100, 300, 600, 1_000, 1_500]),
+        (LevelRules(async_delivery=True), Dialect.ROCKETMQ_4_9, [100, 200, 400, 700, 1_100]),
+        (LevelRules(async_delivery=True), Dialect.ROCKETMQ_5_5, [100, 200, 400, 700, 1_100]),
+        (BROKER_4_9, Dialect.ROCKETMQ_4_9, [100, 200, 400, 700, 1_100]),
+        (BROKER_5, Dialect.ROCKETMQ_5_5, [100, 300, 600, 1_000, 1_500]),
     ],
+    ids=["safe in 4.9", "safe in 5.5", "4.9.7", "5.5.0"],
 )
 def test_an_asynchronous_put_that_fails_is_sent_again_and_blocks_its_level(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, dialect: Dialect, expected: list[int]
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    rules: LevelRules,
+    dialect: Dialect,
+    expected: list[int],
 ) -> None:
-    rules = LevelRules(async_delivery=True)
+    """By the safe rules, those behind it follow at once when the disk takes the first one again."""
     with bench.open(rules=rules, dialect=dialect) as store:
         for number in range(3):
             store.schedule(message(number), AtLevel(1))
@@ -315,7 +328,7 @@ def test_an_asynchronous_put_that_fails_is_sent_again_and_blocks_its_level(
         bench.clock.tick(1_000)
         disk.is_on = False
         came = bench.advance(store)
-        if dialect is Dialect.ROCKETMQ_4_9:  # whose first wait is 0
+        if rules.async_rules.first_wait == 0:
             assert came == [b"body 0", b"body 1", b"body 2", b"body 3"]
         else:  # each failed one waits 100 ms once it is the oldest; a new one is put meanwhile
             assert came == [b"body 0", b"body 3"]
