@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from consumer_groups import ConsumerGroup, GroupStore, Received, consumer_group, run_consumers
     from legacy_levels import LevelStore
     from message_store import (
         AfterMs,
@@ -45,11 +46,15 @@ if TYPE_CHECKING:
     from timer_wheel import HierarchicalWheelStore, WheelStore
 
 _HOMES = {
+    "ConsumerGroup": "consumer_groups",
     "HierarchicalWheelStore": "timer_wheel",
     "LevelStore": "legacy_levels",
+    "Received": "consumer_groups",
     "TimeIndexStore": "time_index",
     "WheelStore": "timer_wheel",
+    "consumer_group": "consumer_groups",
     "errors": "message_store.base",
+    "run_consumers": "consumer_groups",
 }
 _ENGINES = {
     "levels": "LevelStore",
@@ -65,6 +70,7 @@ __all__ = [
     "BatchReceipt",
     "Cancellation",
     "Clock",
+    "ConsumerGroup",
     "DelayLevels",
     "DelayStore",
     "Delivered",
@@ -78,19 +84,22 @@ __all__ = [
     "MessageBatch",
     "Pending",
     "Receipt",
+    "Received",
     "SystemClock",
     "TimeIndexStore",
     "WheelStore",
     "__version__",
+    "consumer_group",
     "errors",
     "open_store",
+    "run_consumers",
     "run_store",
 ]
 
 
 def open_store(
     path: Path | str, *, engine: "EngineName | None" = None, clock: "Clock | None" = None
-) -> "DelayStore":
+) -> "GroupStore":
     """Open the store at ``path`` for writing, with the engine whose store it is.
 
     ``engine`` (``"levels"``, ``"wheel"``, ``"hierarchy"`` or ``"time-index"``) is needed for a new
@@ -108,7 +117,7 @@ def open_store(
     chosen = choose_engine(root, engine, may_be_new=True)
     require_engine(root, chosen)
     Engine = engine_class(chosen)
-    store: DelayStore = Engine.open(path, clock=clock)
+    store: GroupStore = Engine.open(path, clock=clock)
     return store
 
 

@@ -16,6 +16,7 @@ FLOORS = {
     "legacy_levels": 1,
     "time_index": 1,
     "timer_wheel": 1,
+    "consumer_groups": 1,
     "migrate": 2,
     "compare": 2,
     "delaywheel": 3,

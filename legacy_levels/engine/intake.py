@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import UnsupportedDelayError
-from message_store.format.message import Message
+from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.records import RecordForm
@@ -66,7 +66,7 @@ class LevelIntake:
             self._rule(due_ms, now_ms)  # says why not
         return self._ranked[place], due_ms, now_ms + self._delays_ms[place]
 
-    def schedule(self, message: Message, due: Due) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Store one message."""
         now_ms = self._clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)

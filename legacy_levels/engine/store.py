@@ -10,6 +10,7 @@ delay beyond the longest level is refused.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from message_store.files.small_files import is_ordinary_file, is_present, read_s
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.message import Message
+from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import (
@@ -52,6 +53,7 @@ from message_store.writing.store import LiveStore
 
 if TYPE_CHECKING:
     from message_store.base.clock import Clock
+    from message_store.base.companions import Companions
     from message_store.columns.byte_column import Int64s
     from message_store.columns.message_batch import MessageBatch
     from message_store.format.delay_levels import DelayLevels
@@ -162,9 +164,24 @@ class LevelStore(ClosedOnExit):
         """What ``AtLevel`` means."""
         return self.live.levels
 
+    @property
+    def clock(self) -> Clock:
+        """What stamps its records."""
+        return self.live.clock
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever reads or writes."""
+        return self.live.lock
+
+    @property
+    def companions(self) -> Companions:
+        """What is kept beside it."""
+        return self.live.companions
+
     # --- in ---------------------------------------------------------------------------------------
 
-    def schedule(self, message: Message, due: Due) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Store a message for later."""
         live = self.live
         with live.lock:

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import BadFieldError
-from message_store.files.small_files import read_small_file
+from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect, JsonObject, JsonValue, examine, write
 from message_store.format.java_numbers import parse_long
@@ -33,6 +33,19 @@ MESSAGE_TYPES = frozenset(
 """RocketMQ: TopicMessageType (5.5.0). A proxy fails at any other text, whatever is asked."""
 
 DEFAULT_QUEUES = 16
+DEFAULT_MAX_RETRIES = 16
+
+_NEW_GROUP: JsonObject = {
+    "brokerId": 0,
+    "consumeBroadcastEnable": True,
+    "consumeEnable": True,
+    "consumeFromMinEnable": True,
+    "notifyConsumerIdsChangedEnable": True,
+    "retryMaxTimes": DEFAULT_MAX_RETRIES,
+    "retryQueueNums": 1,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+"""RocketMQ: SubscriptionGroupConfig (4.9.7). What newer brokers add has defaults in them."""
 _SEPARATOR = "@"
 
 ConsumerOffsets = dict[tuple[str, str], dict[int, int]]
@@ -110,6 +123,16 @@ class GroupConfig:
     name: str
     members: JsonObject = attrs.field(factory=dict, repr=False)
 
+    @classmethod
+    def default(cls, name: str) -> "GroupConfig":
+        """A group as a broker makes one for a consumer that it does not know."""
+        return cls(name, dict(_NEW_GROUP))
+
+    @property
+    def max_retries(self) -> int:
+        """After so many retries a message becomes a dead letter."""
+        return _number(self.members.get("retryMaxTimes"), DEFAULT_MAX_RETRIES)
+
 
 def _number(value: JsonValue, default: int) -> int:
     if isinstance(value, str):
@@ -175,6 +198,19 @@ def _table(value: JsonObject, name: str) -> dict[str, JsonObject]:
 # --- writing --------------------------------------------------------------------------------------
 
 
+def replace_config(
+    root: Path, name: str, value: JsonObject, dialect: ConfigDialect, before: ConfigText
+) -> None:
+    """Put a value into a file under ``config/``. The old file becomes `.bak`, as with a broker,
+    unless ``before``, what was read of it, had damage. Raises SourceError and TargetError.
+    """
+    path = StoreRoot(root).config_file(name)
+    old = read_small_file(path)
+    if old and not before.problems:
+        replace_file(path.with_name(path.name + ".bak"), old)
+    replace_file(path, write(value, dialect))
+
+
 def encode_topics(
     topics: Iterable[TopicConfig], dialect: ConfigDialect = ConfigDialect.ROCKETMQ_5_3
 ) -> bytes:
@@ -192,10 +228,15 @@ def encode_groups(
     groups: Iterable[GroupConfig], dialect: ConfigDialect = ConfigDialect.ROCKETMQ_5_3
 ) -> bytes:
     """subscriptionGroup.json for these groups, by name."""
+    return write(groups_value(groups, dialect), dialect)
+
+
+def groups_value(groups: Iterable[GroupConfig], dialect: ConfigDialect) -> JsonObject:
+    """The value of a subscriptionGroup.json for these groups."""
     entries: dict[str, JsonObject] = {
         group.name: {**group.members, "groupName": group.name} for group in groups
     }
-    return write(_table_value("subscriptionGroupTable", entries, dialect), dialect)
+    return _table_value("subscriptionGroupTable", entries, dialect)
 
 
 def encode_consumer_offsets(

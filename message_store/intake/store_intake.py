@@ -12,10 +12,11 @@ import numpy as np
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import Int64s, numbers_of
 from message_store.columns.message_batch import MessageBatch
-from message_store.format.message import Message
+from message_store.format.message import Message, StoredMessage
 from message_store.format.message_rules import DELIVERY_GROWTH_BYTES, RETRY_TOPIC_MAX_BYTES
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.intake.records import RecordForm, RecordMaker
+from message_store.intake.stored_again import StoredAgainMaker
 from message_store.interface.delay_store import Receipt, receipt_of
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
@@ -63,12 +64,13 @@ class LiveIntake:
         self._highest_queue = self.topics.highest
         self._log = live.log
         self._maker = RecordMaker(system_topic, form)
+        self._again_maker = StoredAgainMaker(system_topic, form)
         self._broker_name = live.settings.broker_name
         self._most_bytes = live.log.file_bytes - _DELIVERED_BYTES
 
     def store(
         self,
-        message: Message,
+        message: Message | StoredMessage,
         queue: LiveQueue,
         due_ms: int,
         promised_ms: int,
@@ -84,17 +86,21 @@ class LiveIntake:
         be stored or delivered, TargetError when the disk refuses.
         """
         log = self._log
-        record, offset, tags_code, key = self._maker.record(
-            message,
-            level,
-            out_ms,
-            extra,
-            queue.queue_id,
-            queue.max_offset,
-            log.offset_for,
-            now_ms,
-            now_ms,
-        )
+        if isinstance(message, StoredMessage):
+            at = queue.queue_id, queue.max_offset, log.offset_for, now_ms
+            record, offset, tags_code, key = self._again_maker.record(message, level, out_ms, *at)
+        else:
+            record, offset, tags_code, key = self._maker.record(
+                message,
+                level,
+                out_ms,
+                extra,
+                queue.queue_id,
+                queue.max_offset,
+                log.offset_for,
+                now_ms,
+                now_ms,
+            )
         if len(record) > self._most_bytes:
             self._refuse(len(record))
         log.put(record, offset)

@@ -9,7 +9,7 @@ need not know which. Times are epoch milliseconds. A store reads its clock only 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
@@ -220,6 +220,11 @@ class TopicReader(Protocol):
 
         Fewer than ``max_messages``, or none, where the queue ends. Raises FormatError for a record
         that is damaged.
+        """
+
+    def ranges(self) -> Mapping[int, tuple[int, int]]:
+        """The queues that have messages: queue id to the first queue offset and the one behind the
+        last.
         """
 
 

@@ -18,6 +18,7 @@ from sortedcontainers import SortedKeyList
 
 from message_store.base.clock import Clock, SystemClock
 from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.companions import Companions
 from message_store.base.errors import StoreClosedError
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
@@ -26,6 +27,7 @@ from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
 from message_store.intake.records import require_storable
+from message_store.intake.stored_again import kept_properties
 from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,
@@ -82,6 +84,10 @@ class MemoryTopic:
         """A part of one queue, in order."""
         start = max(0, from_offset)
         return tuple(self._queues.get(queue_id, ())[start : start + max_messages])
+
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """Where each queue begins and ends."""
+        return {queue_id: (0, len(queue)) for queue_id, queue in self._queues.items()}
 
 
 @attrs.frozen(eq=False)
@@ -141,27 +147,33 @@ class MemoryStore(ClosedOnExit):
         promise: PromiseRule = exact,
         levels: DelayLevels | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
+        self.levels = levels or DelayLevels.parse()
+        self.companions = Companions()
         self._promise = promise
-        self._levels = levels or DelayLevels.parse()
         self._waiting = SortedKeyList(key=lambda entry: entry.turn)
         self._entries: dict[RecallHandle, list[_Entry]] = defaultdict(list)
         self._topics = MemoryTopics()
         self._log_end = 0
         self._closed = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise StoreClosedError("the store is closed")
             yield
 
-    def schedule(self, message: Message, due: Due) -> Receipt:
+    @property
+    def live(self) -> None:
+        """It has no files."""
+        return None
+
+    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Keep a message for later."""
         with self._open():
-            now_ms = self._clock.now_ms()
+            now_ms = self.clock.now_ms()
             entry = self._entry(message, self._due_ms(due, now_ms), now_ms, self._log_end)
             self._place([entry])
             return entry.receipt
@@ -172,7 +184,7 @@ class MemoryStore(ClosedOnExit):
         from message_store.intake.batch import draft_batch
 
         with self._open():
-            now_ms, offset = self._clock.now_ms(), self._log_end
+            now_ms, offset = self.clock.now_ms(), self._log_end
             levels = int64s([1] * len(batch))
             checked = draft_batch(batch, system_topic=names.LEVEL_TOPIC, delay_levels=levels)
             entries = []
@@ -192,11 +204,21 @@ class MemoryStore(ClosedOnExit):
             broker_name=BROKER_NAME,
         )
 
-    def _entry(self, message: Message, due_ms: int, now_ms: int, commit_log_offset: int) -> _Entry:
+    def _entry(
+        self, message: Message | StoredMessage, due_ms: int, now_ms: int, commit_log_offset: int
+    ) -> _Entry:
         promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
-        # What engines refuse is refused here too.
-        unique_key = require_storable(message, system_topic=names.LEVEL_TOPIC, delay_level=1)
-        record = _record(message, unique_key, now_ms, commit_log_offset)
+        if isinstance(message, StoredMessage):
+            record = attrs.evolve(
+                message,
+                properties_text=names.encode_properties(kept_properties(message)),
+                commit_log_offset=commit_log_offset,
+                store_timestamp_ms=now_ms,
+            )
+            unique_key = record.unique_key or ""
+        else:  # what engines refuse is refused here too
+            unique_key = require_storable(message, system_topic=names.LEVEL_TOPIC, delay_level=1)
+            record = _record(message, unique_key, now_ms, commit_log_offset)
         receipt = Receipt(
             unique_key, message.topic, due_ms, promised_ms, commit_log_offset, BROKER_NAME
         )
@@ -205,7 +227,7 @@ class MemoryStore(ClosedOnExit):
     def _due_ms(self, due: Due, now_ms: int) -> int:
         match due:
             case AtLevel(level):
-                return now_ms + self._levels.delay_ms(self._levels.clamp(level))
+                return now_ms + self.levels.delay_ms(self.levels.clamp(level))
             case AfterMs(delay_ms):
                 return now_ms + delay_ms
             case AtMs(due_ms):
@@ -222,7 +244,7 @@ class MemoryStore(ClosedOnExit):
     def advance(self, now_ms: int) -> MemoryDeliveries:
         """Move what is due at ``now_ms`` into its topic."""
         with self._open():
-            stamp_ms = self._clock.now_ms()
+            stamp_ms = self.clock.now_ms()
             due: list[_Entry] = list(self._waiting.irange_key(max_key=(now_ms, self._log_end)))
             del self._waiting[: len(due)]
             return MemoryDeliveries(
@@ -298,8 +320,9 @@ class MemoryStore(ClosedOnExit):
 
     def close(self) -> None:
         """Take no more calls; closing twice is fine."""
-        with self._lock:
+        with self.lock:
             self._closed = True
+            self.companions.let_go()
 
 
 def _record(

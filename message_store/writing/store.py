@@ -12,22 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from message_store.base.clock import Clock, SystemClock
+from message_store.base.companions import Companions
 from message_store.base.errors import (
-    SourceError,
     StoreClosedError,
     TargetError,
-    UnsupportedStoreError,
-    reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.dledger import refuse_member
 from message_store.files.live_segments import LiveSegments
-from message_store.files.segments import holds_queues
 from message_store.files.small_files import (
     identity_of,
-    make_directories,
     require_same_directory,
-    sync_directory,
 )
 from message_store.files.store_root import StoreLock, StoreRoot
 from message_store.files.unsynced import GroupSync
@@ -35,7 +29,6 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import HALF_TOPIC, WAITING_TOPICS
-from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import (
@@ -54,6 +47,7 @@ from message_store.writing.recovery import Extent, Recovery, recover, survey
 from message_store.writing.retention import LiveRetention
 from message_store.writing.settings import StoreSettings
 from message_store.writing.topics import LiveTopic, merge_topics
+from message_store.writing.writable import refuse_unwritable
 
 BeforeRecovery = Callable[["LiveStore", Extent], None]
 """Called when log and queues were read, before anything is changed."""
@@ -97,6 +91,7 @@ class LiveStore:
         self.dialect = dialect
         self.settings = settings
         self.levels = levels
+        self.companions = Companions()
         self.lock = threading.RLock()
         # These two may be waited for with the store's lock held, and never the other way round.
         self._syncing = threading.RLock()
@@ -175,7 +170,7 @@ class LiveStore:
         written to, and changes nothing then.
         """
         root = StoreRoot(path)
-        _refuse_unwritable(root)
+        refuse_unwritable(root)
         writer_lock = root.take_lock()
         try:
             return cls(
@@ -377,6 +372,7 @@ class LiveStore:
         def flush_and_look_ahead() -> None:
             with self.lock:
                 now, last = (self.log.end, self.clock.now_ms()), self._all_written
+                self.companions.begin_flush()
             if last is not None and _is_near(last, now):
                 end = self.sync_log()
                 with self._writing_small_files:
@@ -390,6 +386,7 @@ class LiveStore:
                 except BaseException:
                     self._all_written = None
                     raise
+            self.companions.flush()
             with self.lock:
                 may_look = not (self.is_closed or self.log.is_broken)
                 pages = self._pages_ahead.next(self.log.end) if may_look else None
@@ -411,7 +408,9 @@ class LiveStore:
                 return
             try:
                 if not self.log.is_broken:
+                    self.companions.begin_flush()
                     self.flush()
+                    self.companions.flush(is_last=True)
                     self._checkpoint.write_last()
                     with self._writing_small_files:
                         self._queues_noted = LONG_MAX  # nobody writes older ones over them
@@ -430,6 +429,7 @@ class LiveStore:
             with self._writing_small_files:
                 self.is_closed = True
             self.log.break_off()
+            self.companions.let_go()
             self._checkpoint.close()
             self._log_end_note.close()
             self.queues.close()
@@ -440,44 +440,6 @@ class LiveStore:
         """In a forked child: closed, and nothing of it touched."""
         self.lock = threading.RLock()  # another thread of the parent may have held it
         self.is_closed = self._is_parents = True
-
-
-def _refuse_unwritable(root: StoreRoot) -> None:
-    """Make the directories of a new store, and raise SourceError for one that nobody can append to.
-
-    That is UnsupportedStoreError for a known kind of store. Raises TargetError where the disk
-    refuses a directory.
-    """
-    refuse_member(
-        root.path,
-        "no engine can append to its log; `delaywheel convert` moves what waits to a wheel",
-    )
-    try:
-        make_directories(root.path)
-        is_new = not root.commit_log.exists() and not root.consume_queues.exists()
-        has_plan = (root.staging if is_new else root.staging / "plan.json").exists()
-        is_moved = (root.staging / "publishing.json").exists()
-        if has_plan or (is_moved and not (root.own / "written.json").exists()):
-            raise SourceError(
-                f"{root.path}: an unfinished conversion; run the same convert command again"
-            )
-        if is_new:
-            root.commit_log.mkdir()
-            sync_directory(root.path)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise SourceError(f"{root.path}: cannot be a store: {reason_of(error)}") from error
-    except OSError as error:
-        raise TargetError(f"{root.path}: cannot be written to: {reason_of(error)}") from error
-    root.require_readable()
-    refuse_unfinished_change(root)
-    for name, what in (
-        ("consumequeue_ext", "extension units of consume queues (enableConsumeQueueExt)"),
-        ("batchconsumequeue", "batch consume queues"),
-    ):
-        if holds_queues(root.path / name):
-            raise UnsupportedStoreError(
-                f"{root.path / name}: {what}, which can be read and converted but not appended to"
-            )
 
 
 def _is_near(last: tuple[int, int], now: tuple[int, int]) -> bool:

@@ -7,10 +7,15 @@ from contextlib import AbstractContextManager
 import attrs
 import numpy as np
 
-from message_store.files.config_files import TOPICS, TopicConfig, read_config, topics_value
-from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.config_files import (
+    TOPICS,
+    TopicConfig,
+    read_config,
+    replace_config,
+    topics_value,
+)
 from message_store.files.store_root import StoreRoot
-from message_store.format.broker_json import JsonObject, write
+from message_store.format.broker_json import JsonObject
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
 from message_store.reading.consume_queue import is_neutral, is_pre_blank
@@ -46,6 +51,14 @@ class LiveTopic:
                 messages += [self._message(units[row], first + row) for row in rows]
                 first += len(units)
             return tuple(messages)
+
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """Each queue's first queue offset, and the one behind its last."""
+        with self._reading():
+            return {
+                queue.queue_id: (queue.min_offset, queue.max_offset)
+                for queue in self._queues.of_topic(self.name)
+            }
 
     def _message(self, unit: np.void, queue_offset: int) -> StoredMessage:
         """The message of an entry, with the entry's queue offset: a flipped bit in the record's own
@@ -84,11 +97,7 @@ def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -
     fresh = topics_value(missing.values(), dialect.config)
     added = _table(fresh)
     merged: JsonObject = {**fresh, **text.value, "topicConfigTable": {**members, **added}}
-    path = root.config_file(TOPICS)
-    before = read_small_file(path)
-    if before and not text.problems:
-        replace_file(path.with_name(path.name + ".bak"), before)
-    replace_file(path, write(merged, dialect.config))
+    replace_config(root.path, TOPICS, merged, dialect.config, text)
     return True
 
 

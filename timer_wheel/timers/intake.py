@@ -11,7 +11,7 @@ import numpy as np
 from message_store.base.errors import UnsupportedDelayError
 from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
-from message_store.format.message import Message
+from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.batch import BatchDraft, draft_batch
@@ -68,7 +68,11 @@ class TimerIntake(ABC):
     # --- one at a time ----------------------------------------------------------------------------
 
     def schedule(
-        self, message: Message, due: Due, now_ms: int, extra: tuple[tuple[str, str], ...] = ()
+        self,
+        message: Message | StoredMessage,
+        due: Due,
+        now_ms: int,
+        extra: tuple[tuple[str, str], ...] = (),
     ) -> Receipt:
         """Store a message for later; ``extra`` are properties that its record gets as well."""
         match due:  # by class alone, the commonest first: patterns with fields cost twice as much

@@ -3,16 +3,19 @@
 questions and answers, opening and closing.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from message_store.base.clock import Clock
 from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.companions import Companions
 from message_store.base.errors import SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
-from message_store.format.message import Message
+from message_store.format.message import Message, StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import (
     BatchReceipt,
@@ -54,6 +57,21 @@ class TimerStore(ClosedOnExit, ABC):
         """The log and the queues that it stands on."""
         return self._store
 
+    @property
+    def clock(self) -> Clock:
+        """What stamps its records."""
+        return self._clock
+
+    @property
+    def lock(self) -> "threading.RLock":
+        """Held by whoever reads or writes."""
+        return self._store.lock
+
+    @property
+    def companions(self) -> Companions:
+        """What is kept beside it."""
+        return self._store.companions
+
     @contextmanager
     def _use(self) -> Iterator[None]:
         with self._store.lock:
@@ -62,7 +80,7 @@ class TimerStore(ClosedOnExit, ABC):
 
     # --- scheduling -------------------------------------------------------------------------------
 
-    def schedule(self, message: Message, due: Due) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Store a message for later."""
         store = self._store
         with store.lock:

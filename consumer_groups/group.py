@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer group: it receives messages, and each stays its own until it is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Literal
+
+import attrs
+
+from consumer_groups.offset_files import QueueKey
+from consumer_groups.progress import QueueProgress
+from consumer_groups.progress_table import ProgressTable
+from consumer_groups.received import (
+    FIRST_RETRY_LEVEL,
+    Received,
+    check_group,
+    dead_letter_topic,
+    given_back,
+    origin_topic,
+    retry_topic,
+)
+from consumer_groups.receiving import QueueReceiver, tag_filter
+from consumer_groups.stores import GroupStore
+from message_store.format.message import StoredMessage
+from message_store.interface.delay_store import AtLevel, AtMs, Due
+
+DEFAULT_INVISIBLE_MS = 30_000
+SUSPEND_MS = 1_000
+"""How long a retry holds an ordered queue. RocketMQ: suspendCurrentQueueTimeMillis (5.5.0)."""
+
+Position = Literal["first", "last"] | AtMs | Mapping[int, int]
+"""A place in a topic: its ends, the first message stored at a time or later, or the queue offset of
+each queue.
+"""
+
+
+@attrs.frozen
+class Lag:
+    """How far a group is behind in a topic, in messages.
+
+    ``in_flight`` were received and not acknowledged. ``ready`` are all others, among them those
+    that a tag filter will skip.
+    """
+
+    ready: int
+    in_flight: int
+
+    @property
+    def total(self) -> int:
+        """All messages that are not done."""
+        return self.ready + self.in_flight
+
+
+class ConsumerGroup:
+    """A group of consumers of one store, made by ``consumer_group``. Threads may share it.
+
+    ``name`` is the group's. ``max_retries`` is after how many retries a message becomes a dead
+    letter. With ``is_ordered`` a queue gives nothing while one of its messages is in flight.
+    """
+
+    def __init__(
+        self,
+        store: GroupStore,
+        table: ProgressTable,
+        name: str,
+        *,
+        start: Position,
+        max_retries: int,
+        is_ordered: bool,
+    ) -> None:
+        check_group(name)
+        self.name = name
+        self.max_retries = max_retries
+        self.is_ordered = is_ordered
+        self._start = start
+        self._store = store
+        self._table = table
+        self._turn = 0
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        topic: str,
+        max_messages: int = 32,
+        invisible_ms: int = DEFAULT_INVISIBLE_MS,
+        tags: str | None = None,
+    ) -> list[Received]:
+        """Messages of a topic that the group has not acknowledged, its retries among them.
+
+        At most ``max_messages``, none where nothing is ready. Nobody else of the group receives
+        them for ``invisible_ms``. ``tags`` is a filter such as ``"paid || sent"``; what it skips is
+        done for this group, so all consumers of a group give the same. Raises StoreClosedError,
+        SourceError and TargetError.
+        """
+        passes = tag_filter(tags)
+        received: list[Received] = []
+        with self._store.lock:
+            now_ms = self._store.clock.now_ms()
+            for key in self._queues_in_turn(topic):
+                room = max_messages - len(received)
+                if room > 0:
+                    receiver = QueueReceiver(
+                        self._progress(key),
+                        self._store.topic(key.topic),
+                        key,
+                        topic,
+                        now_ms,
+                        now_ms + invisible_ms,
+                    )
+                    received += receiver.take(room, passes, is_ordered=self.is_ordered)
+        return received
+
+    def _queues_in_turn(self, topic: str) -> list[QueueKey]:
+        """The queues of a topic and of its retries, each first in its turn."""
+        topics = (topic, retry_topic(self.name)) if topic != retry_topic(self.name) else (topic,)
+        keys = [
+            QueueKey(self.name, name, queue_id)
+            for name in topics
+            for queue_id in sorted(self._store.topic(name).ranges())
+        ]
+        self._turn += 1
+        first = self._turn % len(keys) if keys else 0
+        return keys[first:] + keys[:first]
+
+    def _progress(self, key: QueueKey) -> QueueProgress:
+        """The progress in a queue, which begins where the group starts if it is new there."""
+        progress = self._table.find(key)
+        if progress is None:
+            offset = 0
+            if key.topic not in (retry_topic(self.name), dead_letter_topic(self.name)):
+                offset = self._offset_at(key, self._start)
+            progress = self._table.begin(key, offset)
+        return progress
+
+    # --- settling ---------------------------------------------------------------------------------
+
+    def ack(self, *messages: Received) -> None:
+        """These messages were worked on: the group never receives them again.
+
+        That outlives a kill when this returns, and a loss of power after the store's ``flush``.
+        Raises StoreClosedError, and TargetError when the disk refuses: they stay in flight then.
+        """
+        with self._store.lock:
+            self._table.ack((self._key(message.stored), message.stored) for message in messages)
+            wants_flush = self._table.wants_flush
+        if wants_flush:
+            self._store.flush()
+
+    def retry(self, message: Received, due: Due | None = None) -> None:
+        """Receive this message again later: at ``due``, or after the delay of level 3, 4, 5 and so
+        on. After ``max_retries`` it becomes a dead letter.
+
+        The retry is stored before the message is acknowledged. In an ordered group no record is
+        stored: the queue waits until ``due``, or a second. Raises StoreClosedError, TargetError,
+        and UnsupportedDelayError for a ``due`` that the engine refuses. The message stays in flight
+        then.
+        """
+        if self.is_ordered:
+            self._hold(message, due)
+        elif message.retries >= self.max_retries:
+            self.reject(message)
+        else:
+            level = AtLevel(FIRST_RETRY_LEVEL + message.retries)
+            times = message.retries + 1
+            self._give_back(message.stored, retry_topic(self.name), times, due or level)
+
+    def reject(self, message: Received) -> None:
+        """Make this message a dead letter, which ``dead_letters`` lists after the next
+        ``advance``. Raises as ``retry``.
+        """
+        self._give_back(message.stored, dead_letter_topic(self.name), message.retries + 1, None)
+
+    def _give_back(
+        self, stored: StoredMessage, topic: str, reconsume_times: int, due: Due | None
+    ) -> None:
+        """Store the record first: a kill in between repeats the message, and never loses it."""
+        key = self._key(stored)
+        with self._store.lock:
+            progress = self._table.find(key)
+            if progress is None or progress.is_done(stored.queue_offset):
+                return
+            record = given_back(stored, topic, reconsume_times)
+            self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
+            self._table.ack([(key, stored)])
+
+    def _hold(self, message: Received, due: Due | None) -> None:
+        """Let the message's queue wait."""
+        with self._store.lock:
+            now_ms = self._store.clock.now_ms()
+            match due:
+                case None:
+                    until_ms = now_ms + SUSPEND_MS
+                case AtMs(due_ms):
+                    until_ms = due_ms
+                case AtLevel(level):
+                    until_ms = now_ms + self._store.levels.asked(level)[1]
+                case _:
+                    until_ms = now_ms + due.delay_ms
+            self._progress(self._key(message.stored)).hold(message.stored.queue_offset, until_ms)
+
+    def _key(self, stored: StoredMessage) -> QueueKey:
+        return QueueKey(self.name, stored.topic, stored.queue_id)
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_letters(self) -> Iterator[Received]:
+        """The group's dead letters that were not driven back, oldest first; read lazily."""
+        topic = dead_letter_topic(self.name)
+        for queue_id in sorted(self._store.topic(topic).ranges()):
+            yield from self._dead_letters_of(QueueKey(self.name, topic, queue_id))
+
+    def _dead_letters_of(self, key: QueueKey) -> Iterator[Received]:
+        next_offset = 0
+        while True:
+            with self._store.lock:
+                progress = self._progress(key)
+                first = max(next_offset, progress.offset)
+                found = self._store.topic(key.topic).read(key.queue_id, first)
+                letters = [m for m in found if not progress.is_done(m.queue_offset)]
+            if not found:
+                return
+            for letter in letters:
+                yield Received(letter, origin_topic(letter, key.topic), 0)
+            next_offset = found[-1].queue_offset + 1
+
+    def redrive(self, letter: Received) -> None:
+        """Let the group receive a dead letter again, as a message that was never retried.
+
+        It is ready after the next ``advance``. Raises as ``retry``.
+        """
+        self._give_back(letter.stored, retry_topic(self.name), 0, None)
+
+    # --- position ---------------------------------------------------------------------------------
+
+    def seek(self, topic: str, position: Position) -> None:
+        """Go on at another position of a topic. Later messages are received again, earlier ones
+        are not; what is in flight is forgotten. Retries stay.
+
+        The store is flushed first. Raises StoreClosedError, SourceError and TargetError.
+        """
+        self._store.flush()
+        with self._store.lock:
+            for queue_id in self._store.topic(topic).ranges():
+                if not isinstance(position, Mapping) or queue_id in position:
+                    key = QueueKey(self.name, topic, queue_id)
+                    self._table.seek(key, self._offset_at(key, position))
+
+    def lag(self, topic: str) -> Lag:
+        """How far the group is behind in a topic. ``%RETRY%`` and the group's name is the topic of
+        its retries.
+        """
+        ready = in_flight = 0
+        with self._store.lock:
+            for queue_id, (first, end) in self._store.topic(topic).ranges().items():
+                progress = self._progress(QueueKey(self.name, topic, queue_id))
+                progress.cut(first)
+                left = max(0, end - progress.offset) - progress.done_ahead
+                in_flight += progress.in_flight
+                ready += left - progress.in_flight
+        return Lag(ready, in_flight)
+
+    def _offset_at(self, key: QueueKey, position: Position) -> int:
+        topic = self._store.topic(key.topic)
+        first, end = topic.ranges().get(key.queue_id, (0, 0))
+        match position:
+            case "first":
+                return first
+            case "last":
+                return end
+            case AtMs(time_ms):
+                return self._offset_of_time(key, first, end, time_ms)
+            case _:
+                return min(max(first, position.get(key.queue_id, first)), end)
+
+    def _offset_of_time(self, key: QueueKey, first: int, end: int, time_ms: int) -> int:
+        """The queue offset of the first message that was stored at this time or later."""
+        topic = self._store.topic(key.topic)
+        while first < end:
+            middle = (first + end) // 2
+            found = topic.read(key.queue_id, middle, 1)
+            if not found or found[0].queue_offset >= end:
+                end = middle
+            elif found[0].store_timestamp_ms < time_ms:
+                first = found[0].queue_offset + 1
+            else:
+                end = middle
+        return first
+
+    # --- asyncio ----------------------------------------------------------------------------------
+
+    async def stream(
+        self,
+        topic: str,
+        *,
+        max_messages: int = 32,
+        invisible_ms: int = DEFAULT_INVISIBLE_MS,
+        tags: str | None = None,
+        poll_ms: int = 100,
+    ) -> AsyncIterator[Received]:
+        """The messages of a topic as they become due, for ``async for``. It advances the store.
+
+        Each has to be acknowledged or given back. Ends with the store: raises StoreClosedError.
+        """
+        while True:
+            await asyncio.to_thread(self._store.advance, self._store.clock.now_ms())
+            received = await asyncio.to_thread(
+                self.receive, topic, max_messages, invisible_ms, tags
+            )
+            for message in received:
+                if self._store.clock.now_ms() < message.visible_ms:
+                    yield message
+            if not received:
+                await asyncio.sleep(poll_ms / 1000)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups of one store: who asks again for a group gets the same one."""
+
+from consumer_groups.group import ConsumerGroup, Position
+from consumer_groups.progress_table import ProgressTable
+from consumer_groups.received import DEFAULT_MAX_RETRIES
+from consumer_groups.stores import GroupStore
+from message_store.files.config_files import read_groups
+
+_Options = tuple[Position, int | None, bool]
+
+
+class ConsumerGroups:
+    """A companion of its store; whoever calls holds the store's lock.
+
+    Raises SourceError and TargetError for files that cannot be read or written.
+    """
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self.table = ProgressTable(store)
+        self._groups: dict[str, tuple[_Options, ConsumerGroup]] = {}
+
+    def group(self, name: str, options: _Options) -> ConsumerGroup:
+        """The group of this name. Raises ValueError where it is open with other options."""
+        self.table.require_open()
+        if name not in self._groups:
+            start, max_retries, is_ordered = options
+            group = ConsumerGroup(
+                self._store,
+                self.table,
+                name,
+                start=start,
+                max_retries=self._max_retries(name) if max_retries is None else max_retries,
+                is_ordered=is_ordered,
+            )
+            self._groups[name] = options, group
+        known, group = self._groups[name]
+        if known != options:
+            raise ValueError(f"the group {name!r} is open with other options")
+        return group
+
+    def _max_retries(self, name: str) -> int:
+        """What subscriptionGroup.json says, or RocketMQ's default."""
+        live = self._store.live
+        config = None if live is None else read_groups(live.root.path).get(name)
+        return DEFAULT_MAX_RETRIES if config is None else config.max_retries
+
+    def begin_flush(self) -> None:
+        """See ``Companion``."""
+        self.table.begin_flush()
+
+    def flush(self, *, is_last: bool) -> None:
+        """See ``Companion``."""
+        self.table.flush(is_last=is_last)
+
+    def let_go(self) -> None:
+        """See ``Companion``."""
+        self.table.let_go()
+
+
+def groups_of(store: GroupStore) -> ConsumerGroups:
+    """The groups of an open store. Raises StoreClosedError, SourceError and TargetError."""
+    with store.lock:
+        return store.companions.of(ConsumerGroups, lambda: ConsumerGroups(store))
+
+
+def consumer_group(
+    store: GroupStore,
+    name: str,
+    *,
+    start: Position = "first",
+    max_retries: int | None = None,
+    ordered: bool = False,
+) -> ConsumerGroup:
+    """The consumer group ``name`` of an open store; the same one for all who ask.
+
+    ``start`` is where it begins in a topic that it never read: ``"first"``, ``"last"``, ``AtMs`` of
+    a time, or an offset for each queue. ``max_retries`` None takes what subscriptionGroup.json
+    says, else 16. With ``ordered`` each queue is worked on in its order, one batch at a time.
+
+    Raises BadFieldError for a name that no group can have, ValueError where the group is open with
+    other options, StoreClosedError, SourceError and TargetError.
+
+    >>> from message_store import AfterMs, ManualClock, MemoryStore, Message
+    >>> with MemoryStore(ManualClock(0)) as store:
+    ...     receipt = store.schedule(Message("orders", b"cancel 42"), AfterMs(90_000))
+    ...     deliveries = store.advance(receipt.promised_ms)
+    ...     billing = consumer_group(store, "billing")
+    ...     for message in billing.receive("orders"):
+    ...         billing.ack(message)
+    ...     billing.lag("orders").total
+    0
+    """
+    with store.lock:
+        return groups_of(store).group(name, (start, max_retries, ordered))
+
+
+def group_names(store: GroupStore) -> list[str]:
+    """Every group that has read something in this store. Raises as ``consumer_group``."""
+    with store.lock:
+        return sorted(groups_of(store).table.group_names())

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the progress of groups is written down: consumerOffset.json, and a journal of our own.
+
+consumerOffset.json is RocketMQ's. It has one offset for each queue, below which all messages are
+done, and is written behind the records that it speaks of. The journal, ``delaywheel/consumers``,
+has a line for each acknowledgement since then. A broker ignores it.
+
+Lines of the journal, ``N`` being the number of a queue:
+
+- ``Q N queue_id group topic`` gives the number.
+- ``B N offset``: consumerOffset.json has this offset, and the group begins there.
+- ``J N offset``: consumerOffset.json may have this offset as well.
+- ``S N offset``: the group begins at this offset.
+- ``A N queue_offset identity``: this message was acknowledged.
+
+An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+from message_store.files.config_files import (
+    CONSUMER_OFFSETS,
+    GROUPS,
+    GroupConfig,
+    groups_value,
+    read_config,
+    read_consumer_offsets,
+    replace_config,
+)
+from message_store.files.line_journal import LineJournal, encode_line
+from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import ConfigDialect, JsonObject
+
+JOURNAL_NAME = "consumers"
+
+
+@attrs.frozen
+class QueueKey:
+    """One queue of a topic as one group sees it."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+@attrs.define
+class Progress:
+    """What is known of a group's progress in a queue; ``saved`` are the offsets that
+    consumerOffset.json may have by us.
+    """
+
+    start: int
+    acked: dict[int, int]
+    saved: set[int] = attrs.field(factory=set)
+
+
+class OffsetFiles:
+    """Both files of one store. Whoever calls holds the store's lock, but for ``save``.
+
+    ``problems`` says what was damaged when they were opened. Raises SourceError and TargetError.
+    """
+
+    def __init__(self, root: StoreRoot, dialect: ConfigDialect) -> None:
+        self._root = root
+        self._dialect = dialect
+        self._journal = LineJournal(root.own / JOURNAL_NAME)
+        self._journaled = _parse(self._journal.lines)
+        text = read_config(root.path, CONSUMER_OFFSETS)
+        self._json_is_damaged = bool(text.problems)
+        self._json = {
+            QueueKey(group, topic, queue_id): offset
+            for (topic, group), queues in read_consumer_offsets(root.path).items()
+            for queue_id, offset in queues.items()
+        }
+        self._may_have = {key: {offset} for key, offset in self._json.items()}
+        self.problems = list(text.problems)
+        if self._journal.has_damage:
+            self.problems.append(f"{root.own / JOURNAL_NAME}: damaged, and read up to there")
+        self._numbers = {key: number for number, key in enumerate(self._journaled)}
+
+    @property
+    def size_bytes(self) -> int:
+        """How long the journal is."""
+        return self._journal.size_bytes
+
+    def keys(self) -> set[QueueKey]:
+        """Every queue of which either file knows."""
+        return self._journaled.keys() | self._json.keys()
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    def find(self, key: QueueKey) -> Progress | None:
+        """How far a group has come in a queue; None where nothing was ever noted.
+
+        ``saved`` is empty where the journal has to be begun anew for this queue.
+        """
+        noted, offset = self._journaled.get(key), self._json.get(key)
+        if noted is None:
+            return None if offset is None else Progress(offset, {})
+        is_ours = offset is None or self._json_is_damaged or offset in noted.saved
+        if is_ours:
+            return attrs.evolve(noted, saved=noted.saved | {noted.start})
+        assert offset is not None
+        is_ahead = offset >= max(noted.saved | {noted.start})
+        return Progress(offset, noted.acked if is_ahead else {})  # else somebody set it back
+
+    # --- noting -----------------------------------------------------------------------------------
+
+    def begin(self, key: QueueKey, progress: Progress, *, is_saved: bool) -> None:
+        """Note where a group begins in a queue that the journal did not know, or knew otherwise."""
+        lines = list(self._number_line(key))
+        number = self._numbers[key]
+        lines.append(f"{'B' if is_saved else 'S'} {number} {progress.start}")
+        lines += _ack_lines(number, progress.acked)
+        self._append(lines)
+
+    def seek(self, key: QueueKey, offset: int) -> None:
+        """Note that a group goes on at this offset."""
+        self._append([*self._number_line(key), f"S {self._numbers[key]} {offset}"])
+
+    def ack(self, acknowledged: Iterable[tuple[QueueKey, int, int]]) -> None:
+        """Note these acknowledgements: queue, queue offset, identity; all or none."""
+        self._append([f"A {self._numbers[key]} {at} {crc}" for key, at, crc in acknowledged])
+
+    def _number_line(self, key: QueueKey) -> Iterator[str]:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            yield f"Q {self._numbers[key]} {key.queue_id} {key.group} {key.topic}"
+
+    def _append(self, lines: Iterable[str]) -> None:
+        self._journal.append(encode_line(line) for line in lines)
+
+    # --- durability -------------------------------------------------------------------------------
+
+    def begin_sync(self) -> int | None:
+        """See ``LineJournal.begin_sync``."""
+        return self._journal.begin_sync()
+
+    def sync(self, handle: int | None) -> None:
+        """See ``LineJournal.sync``."""
+        self._journal.sync(handle)
+
+    def begin_save(self, queues: Mapping[QueueKey, Progress]) -> dict[QueueKey, int]:
+        """Shorten the journal to the state of ``queues``; returns the offsets that ``save`` takes.
+
+        From here on both the offsets that consumerOffset.json has and those that it will have are
+        known as ours. What was noted of other queues stays.
+        """
+        lines = []
+        noted = {**self._journaled, **queues}
+        numbers = {key: number for number, key in enumerate(noted)}
+        for key, progress in noted.items():
+            number = numbers[key]
+            lines.append(f"Q {number} {key.queue_id} {key.group} {key.topic}")
+            if key in queues:  # a save that fails leaves either of them
+                progress.saved = self._may_have.setdefault(key, set())
+                progress.saved.add(progress.start)
+            lines += [f"J {number} {offset}" for offset in sorted(progress.saved)]
+            lines.append(f"S {number} {progress.start}")
+            lines += _ack_lines(number, progress.acked)
+        self._journal.replace(encode_line(line) for line in lines)
+        self._numbers = numbers
+        return {key: progress.start for key, progress in queues.items()}
+
+    def save(self, offsets: Mapping[QueueKey, int], groups: Iterable[str]) -> None:
+        """Put these offsets into consumerOffset.json, and the groups into subscriptionGroup.json.
+
+        Entries of others stay. Raises SourceError and TargetError.
+        """
+        self._add_groups(groups)
+        text = read_config(self._root.path, CONSUMER_OFFSETS)
+        table = text.value.get("offsetTable")
+        entries: JsonObject = dict(table) if isinstance(table, dict) else {}
+        for key, offset in sorted(offsets.items(), key=lambda item: attrs.astuple(item[0])):
+            name = f"{key.topic}@{key.group}"
+            entry = entries.get(name)
+            queues: JsonObject = dict(entry) if isinstance(entry, dict) else {}
+            queues.pop(str(key.queue_id), None)
+            entries[name] = {**queues, key.queue_id: offset}
+        value: JsonObject = {**text.value, "offsetTable": entries}
+        if value != text.value or text.problems:
+            replace_config(self._root.path, CONSUMER_OFFSETS, value, self._dialect, text)
+        self._may_have |= {key: {offset} for key, offset in offsets.items()}
+
+    def _add_groups(self, groups: Iterable[str]) -> None:
+        text = read_config(self._root.path, GROUPS)
+        known = text.value.get("subscriptionGroupTable")
+        entries: JsonObject = dict(known) if isinstance(known, dict) else {}
+        missing = [GroupConfig.default(name) for name in groups if name not in entries]
+        if missing:
+            fresh = groups_value(missing, self._dialect)
+            added = fresh["subscriptionGroupTable"]
+            assert isinstance(added, dict)
+            value: JsonObject = {**fresh, **text.value, "subscriptionGroupTable": entries | added}
+            replace_config(self._root.path, GROUPS, value, self._dialect, text)
+
+    def close(self) -> None:
+        """Give the journal back; closing twice is fine."""
+        self._journal.close()
+
+
+def _ack_lines(number: int, acked: Mapping[int, int]) -> list[str]:
+    return [f"A {number} {queue_offset} {acked[queue_offset]}" for queue_offset in sorted(acked)]
+
+
+def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
+    """What the journal says of each queue; a line that makes no sense ends it."""
+    keys: dict[str, QueueKey] = {}
+    noted: dict[QueueKey, Progress] = {}
+    try:
+        for line in lines:
+            kind, number, *fields = line.split(" ")
+            if kind == "Q":
+                queue_id, group, topic = fields
+                keys[number] = QueueKey(group, topic, int(queue_id))
+                noted[keys[number]] = Progress(0, {})
+                continue
+            progress, value = noted[keys[number]], int(fields[0])
+            if kind in "BS":
+                progress.start = value
+                progress.acked = {}
+            if kind == "B":
+                progress.saved = {value}
+            if kind == "J":
+                progress.saved.add(value)
+            if kind == "A":
+                progress.acked[value] = int(fields[1])
+    except (KeyError, ValueError, IndexError):
+        pass
+    return noted

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress of all groups of one store: in memory, and where the store has files, in those.
+
+An acknowledgement outlives the process when ``ack`` returns, and a loss of power after the store's
+``flush``. Offsets go to consumerOffset.json behind the records that they speak of.
+"""
+
+import threading
+from collections.abc import Iterable
+
+from consumer_groups.offset_files import OffsetFiles, Progress, QueueKey
+from consumer_groups.progress import QueueProgress, identity_of
+from consumer_groups.stores import GroupStore
+from message_store.base.errors import FormatError, StoreClosedError
+from message_store.format.message import StoredMessage
+
+SAVE_EVERY_MS = 5_000
+"""How often a flush writes consumerOffset.json. RocketMQ: flushConsumerOffsetInterval (5.5.0)."""
+
+_MOST_JOURNAL_BYTES = 4 << 20
+"""A journal longer than this is shortened by the next flush."""
+
+_MOST_ACKED = 100_000
+"""After so many acknowledgements the store is flushed, so that memory and journal stay small."""
+
+
+class ProgressTable:
+    """A companion of its store; whoever calls holds the store's lock.
+
+    ``problems`` says what was damaged in the files. Raises SourceError and TargetError.
+    """
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self._queues: dict[QueueKey, QueueProgress] = {}
+        self._writing = threading.RLock()  # may be waited for with the store's lock held
+        self._is_closed = False
+        self._offsets: dict[QueueKey, int] = {}
+        self._saved: dict[QueueKey, int] = {}
+        self._saves = 0
+        self._written = 0
+        self._save_next_ms: int | None = None
+        self._acked_since_flush = 0
+        live = store.live
+        self._files = None if live is None else OffsetFiles(live.root, live.dialect.config)
+        self.problems = [] if self._files is None else self._files.problems
+
+    def require_open(self) -> None:
+        """Raise StoreClosedError when the store was closed."""
+        if self._store.live is not None:
+            self._store.live.require_open()
+        if self._is_closed:
+            raise StoreClosedError("the store is closed")
+
+    def known_queues(self, group: str) -> set[QueueKey]:
+        """The queues in which a group has begun, in memory or in the files."""
+        keys = self._queues.keys() | (set() if self._files is None else self._files.keys())
+        return {key for key in keys if key.group == group}
+
+    def group_names(self) -> set[str]:
+        """Every group that has begun somewhere."""
+        keys = self._queues.keys() | (set() if self._files is None else self._files.keys())
+        return {key.group for key in keys}
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    def find(self, key: QueueKey) -> QueueProgress | None:
+        """The progress of a group in a queue; None where it has not begun there."""
+        self.require_open()
+        known = self._queues.get(key)
+        if known is not None or self._files is None:
+            return known
+        found = self._files.find(key)
+        if found is None:
+            return None
+        acked = self._still_there(key, found.acked)
+        first, end = self._store.topic(key.topic).ranges().get(key.queue_id, (0, 0))
+        if found.start > end:  # the records behind it were lost: what comes there is new
+            self._files.begin(key, Progress(end, {}), is_saved=False)
+            found = Progress(end, {}, {end})
+        if not found.saved:
+            self._files.begin(key, Progress(found.start, acked), is_saved=True)
+        progress = self._queues[key] = QueueProgress(found.start, acked)
+        progress.cut(first)
+        return progress
+
+    def begin(self, key: QueueKey, offset: int) -> QueueProgress:
+        """Let a group begin at this offset of a queue in which it has not begun."""
+        if self._files is not None:
+            self._files.begin(key, Progress(offset, {}), is_saved=False)
+        progress = self._queues[key] = QueueProgress(offset)
+        return progress
+
+    def seek(self, key: QueueKey, offset: int) -> None:
+        """Let a group go on at another offset. What is in flight there is forgotten."""
+        progress = self.find(key)
+        if progress is None:
+            self.begin(key, offset)
+            return
+        if self._files is not None:
+            self._files.seek(key, offset)
+        progress.move_to(offset, {})
+
+    def _still_there(self, key: QueueKey, acked: dict[int, int]) -> dict[int, int]:
+        """The acknowledgements of records that a loss of power did not take: it takes the end of a
+        queue, so the last that is as it was vouches for all before it.
+        """
+        topic = self._store.topic(key.topic)
+        first = topic.ranges().get(key.queue_id, (0, 0))[0]
+        for last in sorted(acked, reverse=True):
+            if last < first or self._is_same(key, last, acked[last]):
+                return {at: identity for at, identity in acked.items() if at <= last}
+        return {}
+
+    def _is_same(self, key: QueueKey, queue_offset: int, identity: int) -> bool:
+        try:
+            found = self._store.topic(key.topic).read(key.queue_id, queue_offset, 1)
+        except FormatError:
+            return False
+        return any(m.queue_offset == queue_offset and identity_of(m) == identity for m in found)
+
+    def ack(self, messages: Iterable[tuple[QueueKey, StoredMessage]]) -> None:
+        """Acknowledge these messages: written down first, then known. Raises TargetError."""
+        self.require_open()
+        rows = []
+        for key, message in messages:
+            progress = self.find(key)
+            if progress is not None and not progress.is_done(message.queue_offset):
+                rows.append((progress, key, message.queue_offset, identity_of(message)))
+        if not rows:
+            return
+        if self._files is not None:
+            self._files.ack((key, at, identity) for _, key, at, identity in rows)
+        for progress, _, queue_offset, identity in rows:
+            progress.ack(queue_offset, identity)
+        self._acked_since_flush += len(rows)
+
+    @property
+    def wants_flush(self) -> bool:
+        """Whether there were many acknowledgements since the last flush."""
+        return self._acked_since_flush >= _MOST_ACKED
+
+    # --- durability -------------------------------------------------------------------------------
+
+    def begin_flush(self) -> None:
+        """See ``Companion``; whoever calls holds the store's lock."""
+        self._offsets = {key: progress.offset for key, progress in self._queues.items()}
+
+    def flush(self, *, is_last: bool) -> None:
+        """See ``Companion``. Only ``close`` calls it with the store's lock held."""
+        if self._files is None:
+            return
+        with self._store.lock:
+            if self._is_closed:
+                return
+            self._acked_since_flush = 0
+            saving = self._begin_save() if self._is_save_due(is_last=is_last) else None
+            handle = self._files.begin_sync()
+        self._files.sync(handle)
+        if saving is not None:
+            with self._writing:
+                if not self._is_closed:
+                    self._save(*saving)
+
+    def _is_save_due(self, *, is_last: bool) -> bool:
+        """Whether offsets changed, and are to be written now."""
+        assert self._files is not None
+        now_ms, next_ms = self._store.clock.now_ms(), self._save_next_ms
+        is_time = next_ms is None or not next_ms - SAVE_EVERY_MS <= now_ms < next_ms
+        is_long = self._files.size_bytes > _MOST_JOURNAL_BYTES
+        return (is_last or is_time or is_long) and self._offsets != self._saved
+
+    def _begin_save(self) -> tuple[int, dict[QueueKey, int]]:
+        """Write a journal that knows both the offsets before and after this save."""
+        assert self._files is not None
+        state = {}
+        for key, progress in self._queues.items():
+            synced = self._offsets.get(key, progress.saved)
+            progress.forget_saved(max(progress.saved, min(synced, progress.offset)))
+            state[key] = Progress(progress.saved, dict(progress.acked))
+        self._saves += 1
+        self._save_next_ms = self._store.clock.now_ms() + SAVE_EVERY_MS
+        return self._saves, self._files.begin_save(state)
+
+    def _save(self, number: int, offsets: dict[QueueKey, int]) -> None:
+        """Write consumerOffset.json, unless another thread wrote newer offsets meanwhile."""
+        assert self._files is not None
+        if number > self._written:
+            self._files.save(offsets, sorted({key.group for key in offsets}))
+            self._written, self._saved = number, offsets
+
+    def let_go(self) -> None:
+        """See ``Companion``."""
+        with self._writing:
+            self._is_closed = True
+            if self._files is not None:
+                self._files.close()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retries and dead letters, over every engine: RocketMQ's records, at the time of their level."""
+
+from __future__ import annotations
+
+import zlib
+
+import attrs
+import pytest
+
+from consumer_groups import ConsumerGroup, Received
+from consumer_groups.received import Received as Message
+from message_store import AfterMs, AtMs, StoredMessage
+from message_store.base.errors import BadFieldError
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.properties import decode_properties
+from tests.consumer_groups.group_bench import GroupBench, texts
+
+LEVELS = DelayLevels.parse()
+SLOT_MS = 1_000
+"""No engine promises later than this behind the due time."""
+
+
+def only(group: ConsumerGroup, topic: str = "orders") -> Received:
+    [message] = group.receive(topic)
+    return message
+
+
+def test_a_retry_is_received_after_its_level_with_all_it_had(bench: GroupBench) -> None:
+    bench.deliver("a", tags="paid", keys=["k1", "k2"], properties={"own": "é"}, flag=7)
+    group = bench.group()
+    first = only(group)
+    group.retry(first)
+    bench.wait(LEVELS.delay_ms(3) - 1)
+    assert group.receive("orders") == []
+    bench.wait(1 + SLOT_MS)
+    again = only(group)
+    assert (again.topic, again.body, again.retries) == ("orders", b"a", 1)
+    assert (again.tags, again.keys, again.properties["own"]) == ("paid", ("k1", "k2"), "é")
+    assert again.unique_key == first.unique_key
+    same = ("flag", "born_timestamp_ms", "born_host", "body_crc")
+    assert [getattr(again.stored, name) for name in same] == [
+        getattr(first.stored, name) for name in same
+    ]
+
+
+def test_the_record_of_a_retry_is_rocketmqs(bench: GroupBench) -> None:
+    bench.deliver("a", queue_id=2)
+    group = bench.group()
+    first = only(group)
+    group.retry(first)
+    bench.wait(LEVELS.delay_ms(3) + SLOT_MS)
+    [record] = bench.store.topic("%RETRY%billing").read(0, 0)
+    assert (record.queue_id, record.reconsume_times) == (0, 1)
+    assert record.properties["RETRY_TOPIC"] == "orders"
+    assert record.properties["ORIGIN_MESSAGE_ID"] == first.stored.offset_message_id
+    group.retry(only(group))
+    bench.wait(LEVELS.delay_ms(4) + SLOT_MS)
+    record = bench.store.topic("%RETRY%billing").read(0, 1)[0]
+    assert record.reconsume_times == 2
+    assert record.properties["RETRY_TOPIC"] == "orders"
+    assert record.properties["ORIGIN_MESSAGE_ID"] == first.stored.offset_message_id
+
+
+def test_sixteen_retries_at_their_levels_and_then_a_dead_letter(bench: GroupBench) -> None:
+    bench.deliver("a")
+    group = bench.group()
+    for times in range(16):
+        message = only(group)
+        assert message.retries == times
+        group.retry(message)
+        bench.wait(LEVELS.delay_ms(min(3 + times, 18)) - 1)
+        assert group.receive("orders") == []
+        bench.wait(1 + SLOT_MS)
+    group.retry(only(group))
+    bench.wait(LEVELS.delay_ms(18) + SLOT_MS)
+    assert group.receive("orders") == []
+    [dead] = group.dead_letters()
+    assert (dead.body, dead.topic, dead.retries) == (b"a", "orders", 17)
+    assert dead.stored.topic == "%DLQ%billing"
+
+
+def test_a_retry_may_have_a_time_of_its_own(bench: GroupBench) -> None:
+    bench.deliver("a", "b")
+    group = bench.group()
+    a, b = group.receive("orders")
+    group.retry(a, AfterMs(60_000))
+    group.retry(b, AtMs(bench.clock.now_ms()))
+    bench.store.advance(bench.clock.now_ms())
+    assert bench.bodies(group) == ["b"]
+    bench.wait(59_999)
+    assert bench.bodies(group) == ["b"]  # its invisible time is over too
+    bench.wait(1 + SLOT_MS)
+    assert bench.bodies(group) == ["a"]
+
+
+def test_retries_of_other_topics_are_left_for_who_asks_for_them(bench: GroupBench) -> None:
+    bench.deliver("order")
+    bench.deliver("bill", topic="bills")
+    group = bench.group()
+    group.retry(only(group))
+    group.retry(only(group, "bills"))
+    bench.wait(LEVELS.delay_ms(3) + SLOT_MS)
+    order = only(group)
+    bill = only(group, "bills")
+    assert (order.body, bill.body, bill.topic) == (b"order", b"bill", "bills")
+    group.ack(bill)
+    bench.kill()
+    group = bench.group()
+    assert group.receive("bills") == []
+    assert texts(group.receive("orders")) == ["order"]
+
+
+def test_dead_letters_are_driven_back_once(bench: GroupBench) -> None:
+    bench.deliver("a", "b")
+    group = bench.group()
+    for message in group.receive("orders"):
+        group.reject(message)
+    bench.store.advance(bench.clock.now_ms())
+    assert texts(list(group.dead_letters())) == ["a", "b"]
+    first, _ = group.dead_letters()
+    group.redrive(first)
+    group.redrive(first)
+    bench.kill()
+    group = bench.group()
+    assert texts(list(group.dead_letters())) == ["b"]
+    bench.store.advance(bench.clock.now_ms())
+    again = only(group)
+    assert (again.body, again.topic, again.retries) == (b"a", "orders", 0)
+    group.ack(again)
+    bench.wait(60_000)
+    assert group.receive("orders") == []
+
+
+def test_a_message_that_was_settled_is_not_given_back(bench: GroupBench) -> None:
+    bench.deliver("a")
+    group = bench.group()
+    message = only(group)
+    group.ack(message)
+    group.retry(message)
+    group.reject(message)
+    bench.wait(60_000)
+    assert group.receive("orders") == []
+    assert list(group.dead_letters()) == []
+
+
+def test_the_number_of_retries_can_be_set(bench: GroupBench) -> None:
+    bench.deliver("a")
+    group = bench.group(max_retries=0)
+    group.retry(only(group))
+    bench.store.advance(bench.clock.now_ms())
+    assert texts(list(group.dead_letters())) == ["a"]
+
+
+def test_a_kill_after_each_retry_loses_and_repeats_nothing(bench: GroupBench) -> None:
+    bench.deliver(*"abc")
+    for _ in range(4):
+        group = bench.group()
+        received = group.receive("orders")
+        assert sorted(texts(received)) == ["a", "b", "c"]
+        for message in received:
+            group.retry(message, AfterMs(1_000))
+        bench.kill()
+        bench.wait(1_000 + SLOT_MS)
+    assert sum(1 for _ in bench.store.pending()) == 0
+
+
+def compressed(message: StoredMessage, body: bytes) -> StoredMessage:
+    return attrs.evolve(message, body=body, sys_flag=message.sys_flag | 1)
+
+
+def test_a_compressed_body_is_decompressed(bench: GroupBench) -> None:
+    bench.deliver("a")
+    stored = only(bench.group()).stored
+    packed = compressed(stored, zlib.compress(b"long " * 99))
+    assert Message(packed, "orders", 0).body == b"long " * 99
+    with pytest.raises(BadFieldError, match="damaged"):
+        _ = Message(compressed(stored, b"none"), "orders", 0).body
+    with pytest.raises(BadFieldError, match="too long"):
+        _ = Message(compressed(stored, zlib.compress(bytes(5 << 20))), "orders", 0).body
+
+
+def test_a_retry_of_a_retry_has_each_property_once(bench: GroupBench) -> None:
+    bench.deliver("a")
+    group = bench.group()
+    for level in (3, 4, 5):
+        group.retry(only(group))
+        bench.wait(LEVELS.delay_ms(level) + SLOT_MS)
+    text = only(group).stored.properties_text
+    names = [entry.partition(b"\1")[0] for entry in text.split(b"\2") if entry]
+    assert len(names) == len(set(names)) == len(decode_properties(text))
