@@ -176,13 +176,16 @@ class ConsumerGroup:
     def _give_back(
         self, stored: StoredMessage, topic: str, reconsume_times: int, due: Due | None
     ) -> None:
-        """Store the record first: a kill in between repeats the message, and never loses it."""
+        """Note what is to be stored, store it, acknowledge the message: a kill in between neither
+        loses the message nor repeats it.
+        """
         key = self._key(stored)
         with self._store.lock:
             progress = self._table.find(key)
             if progress is None or progress.is_done(stored.queue_offset):
                 return
             record = given_back(stored, topic, reconsume_times)
+            self._table.give_back(key, stored, record)
             self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
             self._table.ack([(key, stored)])
 

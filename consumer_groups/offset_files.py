@@ -12,6 +12,8 @@ Lines of the journal, ``N`` being the number of a queue:
 - ``J N offset``: consumerOffset.json may have this offset as well.
 - ``S N offset``: the group begins at this offset.
 - ``A N queue_offset identity``: this message was acknowledged.
+- ``R N queue_offset identity times topic``: the next step stores a record for this retry or dead
+  letter topic, with this number of retries. Then the message is acknowledged.
 
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
 """
@@ -45,15 +47,25 @@ class QueueKey:
     queue_id: int
 
 
+@attrs.frozen
+class GivenBack:
+    """A record that was about to be stored for a message that a group gave back."""
+
+    identity: int
+    reconsume_times: int
+    topic: str
+
+
 @attrs.define
 class Progress:
     """What is known of a group's progress in a queue; ``saved`` are the offsets that
-    consumerOffset.json may have by us.
+    consumerOffset.json may have by us, ``begun`` are messages that may have been given back.
     """
 
     start: int
     acked: dict[int, int]
     saved: set[int] = attrs.field(factory=set)
+    begun: dict[int, GivenBack] = attrs.field(factory=dict)
 
 
 class OffsetFiles:
@@ -104,7 +116,9 @@ class OffsetFiles:
             return attrs.evolve(noted, saved=noted.saved | {noted.start})
         assert offset is not None
         is_ahead = offset >= max(noted.saved | {noted.start})
-        return Progress(offset, noted.acked if is_ahead else {})  # else somebody set it back
+        if not is_ahead:  # somebody set it back
+            return Progress(offset, {})
+        return Progress(offset, noted.acked, begun=noted.begun)
 
     # --- noting -----------------------------------------------------------------------------------
 
@@ -123,6 +137,10 @@ class OffsetFiles:
     def ack(self, acknowledged: Iterable[tuple[QueueKey, int, int]]) -> None:
         """Note these acknowledgements: queue, queue offset, identity; all or none."""
         self._append([f"A {self._numbers[key]} {at} {crc}" for key, at, crc in acknowledged])
+
+    def give_back(self, key: QueueKey, queue_offset: int, record: GivenBack) -> None:
+        """Note that this record will be stored now, and the message acknowledged then."""
+        self._append([_begun_line(self._numbers[key], queue_offset, record)])
 
     def _number_line(self, key: QueueKey) -> Iterator[str]:
         if key not in self._numbers:
@@ -160,6 +178,7 @@ class OffsetFiles:
             lines += [f"J {number} {offset}" for offset in sorted(progress.saved)]
             lines.append(f"S {number} {progress.start}")
             lines += _ack_lines(number, progress.acked)
+            lines += [_begun_line(number, at, record) for at, record in progress.begun.items()]
         self._journal.replace(encode_line(line) for line in lines)
         self._numbers = numbers
         return {key: progress.start for key, progress in queues.items()}
@@ -205,6 +224,10 @@ def _ack_lines(number: int, acked: Mapping[int, int]) -> list[str]:
     return [f"A {number} {queue_offset} {acked[queue_offset]}" for queue_offset in sorted(acked)]
 
 
+def _begun_line(number: int, queue_offset: int, record: GivenBack) -> str:
+    return f"R {number} {queue_offset} {record.identity} {record.reconsume_times} {record.topic}"
+
+
 def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
     """What the journal says of each queue; a line that makes no sense ends it."""
     keys: dict[str, QueueKey] = {}
@@ -220,13 +243,17 @@ def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
             progress, value = noted[keys[number]], int(fields[0])
             if kind in "BS":
                 progress.start = value
-                progress.acked = {}
+                progress.acked, progress.begun = {}, {}
             if kind == "B":
                 progress.saved = {value}
             if kind == "J":
                 progress.saved.add(value)
             if kind == "A":
                 progress.acked[value] = int(fields[1])
+                progress.begun.pop(value, None)
+            if kind == "R":
+                identity, times, topic = fields[1:]
+                progress.begun[value] = GivenBack(int(identity), int(times), topic)
     except (KeyError, ValueError, IndexError):
         pass
     return noted

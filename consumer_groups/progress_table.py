@@ -6,10 +6,11 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from consumer_groups.offset_files import OffsetFiles, Progress, QueueKey
+from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey
 from consumer_groups.progress import QueueProgress, identity_of
+from consumer_groups.received import is_given_back
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import FormatError, StoreClosedError
 from message_store.format.message import StoredMessage
@@ -74,13 +75,16 @@ class ProgressTable:
         if found is None:
             return None
         acked = self._still_there(key, found.acked)
+        given_back = self._given_back(key, found.begun)
         first, end = self._store.topic(key.topic).ranges().get(key.queue_id, (0, 0))
         if found.start > end:  # the records behind it were lost: what comes there is new
             self._files.begin(key, Progress(end, {}), is_saved=False)
             found = Progress(end, {}, {end})
         if not found.saved:
             self._files.begin(key, Progress(found.start, acked), is_saved=True)
-        progress = self._queues[key] = QueueProgress(found.start, acked)
+        if given_back:
+            self._files.ack((key, at, identity) for at, identity in given_back.items())
+        progress = self._queues[key] = QueueProgress(found.start, acked | given_back)
         progress.cut(first)
         return progress
 
@@ -113,11 +117,50 @@ class ProgressTable:
         return {}
 
     def _is_same(self, key: QueueKey, queue_offset: int, identity: int) -> bool:
+        message = self._message(key, queue_offset)
+        return message is not None and identity_of(message) == identity
+
+    def _message(self, key: QueueKey, queue_offset: int) -> StoredMessage | None:
+        """The message at a queue offset; None where there is none, or none that can be read."""
         try:
             found = self._store.topic(key.topic).read(key.queue_id, queue_offset, 1)
         except FormatError:
-            return False
-        return any(m.queue_offset == queue_offset and identity_of(m) == identity for m in found)
+            return None
+        return found[0] if found and found[0].queue_offset == queue_offset else None
+
+    def _given_back(self, key: QueueKey, begun: dict[int, GivenBack]) -> dict[int, int]:
+        """The messages whose retry or dead letter was stored, though a kill came before they were
+        acknowledged: queue offset to identity.
+        """
+        return {
+            queue_offset: record.identity
+            for queue_offset, record in begun.items()
+            if (message := self._message(key, queue_offset)) is not None
+            and identity_of(message) == record.identity
+            and any(
+                is_given_back(found, message, record.reconsume_times)
+                for found in self._records_for(record.topic, message.unique_key, key.group)
+            )
+        }
+
+    def _records_for(
+        self, topic: str, unique_key: str | None, group: str
+    ) -> Iterator[StoredMessage]:
+        """The pending records for a topic that have this key, and those that the group may receive
+        from it.
+        """
+        live = self._store.live
+        assert live is not None
+        assert self._files is not None
+        for pending in self._store.pending(topic=topic, unique_key=unique_key):
+            yield live.log.record(pending.commit_log_offset, pending.size_bytes)
+        for queue_id, (first, end) in self._store.topic(topic).ranges().items():
+            known = self._files.find(QueueKey(group, topic, queue_id))
+            at = first if known is None else max(first, known.start)
+            for queue_offset in range(at, end):
+                message = self._message(QueueKey(group, topic, queue_id), queue_offset)
+                if message is not None:
+                    yield message
 
     def ack(self, messages: Iterable[tuple[QueueKey, StoredMessage]]) -> None:
         """Acknowledge these messages: written down first, then known. Raises TargetError."""
@@ -134,6 +177,14 @@ class ProgressTable:
         for progress, _, queue_offset, identity in rows:
             progress.ack(queue_offset, identity)
         self._acked_since_flush += len(rows)
+
+    def give_back(self, key: QueueKey, message: StoredMessage, record: StoredMessage) -> None:
+        """Note that ``record`` will be stored now, and ``message`` acknowledged then. Raises
+        TargetError.
+        """
+        if self._files is not None:
+            noted = GivenBack(identity_of(message), record.reconsume_times, record.topic)
+            self._files.give_back(key, message.queue_offset, noted)
 
     @property
     def wants_flush(self) -> bool:

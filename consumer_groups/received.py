@@ -108,10 +108,7 @@ def given_back(message: StoredMessage, topic: str, reconsume_times: int) -> Stor
     they are missing: the topic, and the id of the first record.
     """
     properties = message.properties
-    added = {
-        names.RETRY_TOPIC: message.topic,
-        names.ORIGIN_MESSAGE_ID: message.offset_message_id,
-    }
+    added = {names.RETRY_TOPIC: message.topic, names.ORIGIN_MESSAGE_ID: _origin_id(message)}
     own = [(name, value) for name, value in added.items() if name not in properties]
     text = message.properties_text
     if text and not text.endswith(names.PROPERTY_SEPARATOR):
@@ -123,3 +120,16 @@ def given_back(message: StoredMessage, topic: str, reconsume_times: int) -> Stor
         properties_text=text + names.encode_properties(own),
         reconsume_times=reconsume_times,
     )
+
+
+def is_given_back(record: StoredMessage, message: StoredMessage, reconsume_times: int) -> bool:
+    """Whether ``record`` is what ``given_back`` made of ``message``, in whatever topic."""
+    return (
+        record.reconsume_times == reconsume_times
+        and record.unique_key == message.unique_key
+        and record.properties.get(names.ORIGIN_MESSAGE_ID) == _origin_id(message)
+    )
+
+
+def _origin_id(message: StoredMessage) -> str:
+    return message.properties.get(names.ORIGIN_MESSAGE_ID, message.offset_message_id)

@@ -52,3 +52,36 @@ def test_an_example_prints_what_it_promises(example: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_fits_a_screen(example: Path) -> None:
     assert example.read_text(encoding="utf-8").count("\n") <= 60
+
+
+KILLED_IN_A_HANDLER = """
+import os, runpy, signal, sys
+
+def print_or_die(text, left=iter(range(int(sys.argv[2])))):
+    if next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(text, flush=True)
+
+runpy.run_path(sys.argv[1], {"print": print_or_die}, "__main__")
+"""
+
+
+@pytest.mark.check
+def test_a_repeated_job_that_is_killed_in_its_work_is_done_by_the_next_process(
+    tmp_path: Path,
+) -> None:
+    """Each process does one more run than the one before it, and is killed in the next."""
+    example = ROOT / "examples" / "repeated_jobs.py"
+    done: list[str] = []
+    for runs, expected in ((0, -9), (1, -9), (2, -9), (9, 0)):
+        run = subprocess.run(
+            [sys.executable, "-c", KILLED_IN_A_HANDLER, example, str(runs)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert run.returncode == expected, run.stderr
+        done += run.stdout.split("\n")[:-1]
+    assert done == promised_output(example).split("\n")
