@@ -52,6 +52,7 @@ DAMAGED: Final = frozenset(
         "last-unit-believed",
         "marker-of-two-keys",
         "entry-that-leads-to-another",
+        "closed-stores-repeat",
         "end-of-the-synced-log-not-noted",
         "wheel-refused-behind-recovery",
         "names-only-behind-the-mark",

@@ -77,7 +77,8 @@ class Drawn:
             kept = attrs.evolve(owner.settings, repeat_after_kill=False)
             owner = attrs.evolve(owner, engine=INDEX, settings=kept, precision_ms=None)
         elif focus is not None:
-            kept = attrs.evolve(owner.settings, repeat_after_kill=False)
+            repeats = focus == DAMAGE and owner.engine != "hierarchy" and seed % 3 == 0
+            kept = attrs.evolve(owner.settings, repeat_after_kill=repeats)
             owner = attrs.evolve(owner, settings=kept)
         if focus == DAMAGE:
             kept = attrs.evolve(owner.settings, retention_ms=300 * DAY_MS)

@@ -279,7 +279,7 @@ class RandomRun:
             (lambda _rng: world.look(), 2),
             (self._reopen_orderly, 3),
             (self._kill, 14 if kills else 2),
-            (self._together, 4),
+            (self._together, 10 if kills else 4),
         ]
         if world.owner.family == "timers":
             actions += [

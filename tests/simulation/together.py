@@ -137,29 +137,32 @@ class Together:
             raise error
 
     def _require_shown(self, before: dict[Life, Fates]) -> None:
-        """What waits all the time is there once in each listing."""
+        """What waits all the time is there once in each listing and each count; what had come, or
+        was taken back before, is not.
+        """
+        if self._account.is_repeating:
+            return
         lives = self._account.lives
-        least = sum(before.get(life) == life.may == {PENDING} for life in lives)
-        most = sum(PENDING in before.get(life, {PENDING}) for life in lives)
-        self._world.require(
-            [
-                f"beside it {count} messages are pending, not {least} to {most}"
-                for count in self._counted
-                if not (least <= count <= most or self._account.is_repeating)
+        always = [life for life in lives if before.get(life) == life.may == {PENDING}]
+        ever = [life for life in lives if PENDING in before.get(life, {PENDING})]
+        wrong = [
+            f"beside it {count} messages are pending, not {len(always)} to {len(ever)}"
+            for count in self._counted
+            if not len(always) <= count <= len(ever)
+        ]
+        least, most = self._own_names(always), self._own_names(ever)
+        for shown in self._shown:
+            wrong += [
+                f"a listing beside others has {name} {shown[name]} times, not {least[name]} to"
+                f" {most[name]}"
+                for name in sorted(shown.keys() | least.keys())
+                if not least[name] <= shown[name] <= most[name]
             ]
-        )
-        own = [life for life in lives if life.family == self._account.family]
-        is_steady = {life: len(life.may) == 1 and before.get(life) == life.may for life in own}
-        names = {life.name for life in own} - {life.name for life in own if not is_steady[life]}
-        for shown in self._shown if not self._account.is_repeating else ():
-            wanted = Counter(life.name for life in own if PENDING in life.may)
-            self._world.require(
-                [
-                    f"a listing beside others has {name} {shown[name]} times, not {wanted[name]}"
-                    for name in sorted(names)
-                    if shown[name] != wanted[name]
-                ]
-            )
+        self._world.require(wrong)
+
+    def _own_names(self, lives: list[Life]) -> Counter[str]:
+        """How many of these have each name, of the engine that is asked."""
+        return Counter(life.name for life in lives if life.family == self._account.family)
 
     # --- in a thread ------------------------------------------------------------------------------
 
