@@ -128,6 +128,20 @@ def marked_rows(column: NDArray[Any], is_marked: NDArray[np.bool_]) -> NDArray[A
     return found
 
 
+def running_sums(column: NDArray[Any]) -> NDArray[np.int64]:
+    """For each row the sum of the column up to and with it.
+
+    >>> running_sums(np.array([7, 8, 9], np.int32)).tolist()
+    [7, 15, 24]
+    """
+    sums, before = new_array(len(column), np.int64), 0
+    for rows in row_blocks(len(column)):  # NumPy would widen a whole column first
+        np.cumsum(column[rows], dtype=np.int64, out=sums[rows])
+        sums[rows] += before
+        before = int(sums[rows.stop - 1])
+    return sums
+
+
 def rows_at(column: NDArray[Any], indexes: NDArray[np.int64]) -> NDArray[Any]:
     """The rows of a column at these indexes, in their order, in a new one."""
     found = new_array(len(indexes), column.dtype)

@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
-from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_where
+from message_store.files.array_room import (
+    marked_rows,
+    new_array,
+    row_blocks,
+    rows_where,
+    running_sums,
+)
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES, PROPERTIES_MAX_BYTES
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
@@ -195,8 +201,7 @@ def cut_files(most_bytes: Int64Array, file_bytes: int) -> list[int]:
     """
     if not len(most_bytes):
         return [0]
-    ends = new_array(len(most_bytes), np.int64)
-    np.cumsum(most_bytes, out=ends)
+    ends = running_sums(most_bytes)
     total = int(ends[-1])
     room = file_bytes - END_OF_FILE_MIN_BYTES
     count = max(2 if total > _ALONE_BYTES else 1, -(-total // room))

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.files.array_room import new_array, rows_at
+from message_store.files.array_room import new_array, rows_at, running_sums
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.cache import kernel
 from migrate.plan.plan import Plan, Rows
@@ -71,8 +71,7 @@ def arrange(plan: Plan, sizes: Int32Array) -> Arrangement | None:
 
 def _as_planned(plan: Plan, sizes: Int32Array) -> Arrangement | None:
     """The same where every record is good: the order of the plan, without a copy of anything."""
-    offsets = new_array(len(sizes), np.int64)
-    np.cumsum(sizes, dtype=np.int64, out=offsets)
+    offsets = running_sums(sizes)
     offsets -= sizes
     log_end = 0
     for file, (first, end) in enumerate(pairwise(plan.cut.files)):
