@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import Pending
+from message_store.reading.topic_listing import list_topic
 from migrate.changes.retire import retire
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
@@ -24,6 +27,9 @@ from migrate.look.inspect import inspect_store
 from migrate.look.inspection import StoreInspection
 from migrate.look.pending import pending_messages
 from migrate.settings import ConvertOptions, TargetSettings
+from migrate.source.replicas import find_replicas, same_broker
+from migrate.table.export import export_parquet
+from migrate.table.pending_table import TableOptions
 from migrate.verify.verify import verify
 from tests.independent.dledger_member import Member, make_member
 from tests.independent.level_messages import DeliveredCopy, Item, LevelMessage, OrdinaryMessage
@@ -147,6 +153,41 @@ def test_check_reads_a_real_member(member_store: Stores, name: str, member: str)
     store = member_store(name, member)
     report = check_store(store.root, CheckOptions(now_ms=store.stopped_ms))
     assert [f.code for f in report.findings if f.severity.value == "error"] == []
+
+
+def test_of_a_group_the_member_is_named_that_it_would_elect(member_store: Stores) -> None:
+    stores = [member_store(DLEDGER_49_CRASH, member).root for member in ("n2", "n0", "n1")]
+    [group] = find_replicas(stores)
+    sentence = str(same_broker(stores, group))
+    # Of two that end alike it is the first.
+    assert f"Convert {stores[1]} only, which the group would elect" in sentence
+    assert "it ends at entry 6,861 of term 1" in sentence
+    assert f"{stores[0]} ends at entry 6,236 of term 1" in sentence
+
+
+def test_pending_messages_of_a_member_are_exported(member_store: Stores, tmp_path: Path) -> None:
+    store = member_store(DLEDGER_49_UPGRADED, "n0")
+    options = TableOptions(now_ms=store.stopped_ms)
+    report = export_parquet(store.root, tmp_path / "out.parquet", options=options)
+    assert report.exported == len(store.pending_in_levels())
+    assert report.unreadable == 0
+
+
+@pytest.mark.spark
+@pytest.mark.check
+def test_a_member_is_a_table_in_spark(member_store: Stores, spark: SparkSession) -> None:
+    store = member_store(DLEDGER_55_CLEAN, "n0")
+    table = spark.read.format("rocketmq_levels").load(str(store.root))
+    assert table.where("problem is null").count() == len(store.pending_in_levels())
+
+
+def test_a_topic_of_a_member_is_read(member_store: Stores) -> None:
+    store = member_store(DLEDGER_49_UPGRADED, "n0")
+    topic = "PayNotify"
+    found = list(list_topic(store.root, topic))
+    assert all(isinstance(each, StoredMessage) for each in found)
+    states = ("delivered", "normal")
+    assert len(found) == sum(e.topic == topic and e.state in states for e in store.truth)
 
 
 # --- hand-made members ----------------------------------------------------------------------------
