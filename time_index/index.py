@@ -8,8 +8,8 @@ rebuilt by that rule. The queue only tells what is new.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -112,6 +112,21 @@ class TimeIndex:
         """Make the index from the log, whatever its files say; of what the log does not tell, the
         queue may.
         """
+        with self._whole_or_broken():
+            self._make_again()
+
+    @contextmanager
+    def _whole_or_broken(self) -> Iterator[None]:
+        """Around what takes messages in. Stopped half way, by Ctrl-C or the disk, some would be
+        missing or there twice: nothing more is taken until the store is opened again.
+        """
+        try:
+            yield
+        except BaseException:
+            self.store.log.break_off()
+            raise
+
+    def _make_again(self) -> None:
         self._files.forget_state()
         self._gone |= self._files.starts()
         self._buckets, self._starts = {}, []
@@ -142,6 +157,11 @@ class TimeIndex:
         """Take in all that the queue holds, but for what these names tell to be done with, and what
         is ``known``.
         """
+        if self.placed_end < self.queue.max_offset:
+            with self._whole_or_broken():
+                self._place_queued(names, known)
+
+    def _place_queued(self, names: Names | None, known: Int64s | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
             units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))

@@ -20,6 +20,7 @@ from message_store.files.small_files import (
     replace_file,
 )
 from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import time_index_state
 from time_index.layouts import INDEX_UNIT, IndexState, SavedBucket, Units
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -29,8 +30,8 @@ class IndexFiles:
     """The directory of one store's time index."""
 
     def __init__(self, root: StoreRoot) -> None:
-        self.directory = root.own / "time-index"
-        self.state_path = self.directory / "state"
+        self.state_path = time_index_state(root)
+        self.directory = self.state_path.parent
 
     def path_of(self, start_ms: int) -> Path:
         """The file of a bucket."""

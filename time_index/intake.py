@@ -41,7 +41,7 @@ class TimeIndexIntake:
         self._maker = RecordMaker(TIME_INDEX_TOPIC, self._form)
         self._promise = to_slot_end(1, max_delay_ms=store.settings.retention_ms)
 
-    def schedule(self, message: Message, due: Due, now_ms: int) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store a message for later."""
         match due:
             case AtMs():

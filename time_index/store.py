@@ -6,18 +6,20 @@ Scheduling stores a record and its queue entry. The index is written when the st
 never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from message_store.base.clock import Clock
 from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.companions import Companions
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
-from message_store.format.message import Message
+from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import (
@@ -89,6 +91,21 @@ class TimeIndexStore(ClosedOnExit):
             store.abandon()
             raise
 
+    @property
+    def clock(self) -> Clock:
+        """What stamps its records."""
+        return self.live.clock
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever reads or writes."""
+        return self.live.lock
+
+    @property
+    def companions(self) -> Companions:
+        """What is kept beside it."""
+        return self.live.companions
+
     @contextmanager
     def _use(self) -> Iterator[None]:
         with self.live.lock:
@@ -97,7 +114,7 @@ class TimeIndexStore(ClosedOnExit):
 
     # --- scheduling -------------------------------------------------------------------------------
 
-    def schedule(self, message: Message, due: Due) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Store a message for later."""
         store = self.live
         with store.lock:

@@ -44,11 +44,13 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
     if not has_wheel:
         has_levels |= is_present(store.config_file(DELAY_OFFSETS_NAME))
     has_hierarchy = is_present(hierarchy_mark(store))
+    has_time_index = bool(list_directories(store.consume_queues / TIME_INDEX_TOPIC))
+    has_time_index |= is_present(time_index_state(store))
     has_engine: dict[EngineName, bool] = {
         "levels": has_levels,
         "wheel": has_wheel and not has_hierarchy,
         "hierarchy": has_hierarchy,
-        "time-index": bool(list_directories(store.consume_queues / TIME_INDEX_TOPIC)),
+        "time-index": has_time_index,
     }
     return tuple(name for name, is_there in has_engine.items() if is_there)
 
@@ -56,6 +58,11 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
 def hierarchy_mark(store: StoreRoot) -> Path:
     """The file that exists while a hierarchical wheel has the pending messages of a store."""
     return store.own / "hierarchy" / "active"
+
+
+def time_index_state(store: StoreRoot) -> Path:
+    """The file that a time index leaves, also where nothing was ever put into it."""
+    return store.own / "time-index" / "state"
 
 
 def takes_over(engine: EngineName, other: EngineName) -> bool:

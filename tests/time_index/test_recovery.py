@@ -19,9 +19,10 @@ from message_store import (
     Message,
     MessageBatch,
 )
-from message_store.base.errors import DelayLimitError
+from message_store.base.errors import DelayLimitError, TargetError
 from message_store.interface.delay_store import Severity
 from tests.faults.engines import SMALL, abandon, open_time_index
+from time_index.buckets import Bucket
 from time_index.layouts import SPAN_MS
 
 START_MS = 1_793_000_000_000
@@ -204,3 +205,25 @@ def test_a_queue_that_lost_its_beginning_costs_nothing(tmp_path: Path) -> None:
     min(queue.iterdir()).unlink()
     with open_time_index(tmp_path, clock) as store:
         assert Counter(come(store, START_MS + 40 * HOUR_MS)) == Counter(names)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_index_that_was_stopped_half_way_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_time_index(tmp_path, clock)
+    names = fill(store, "A")
+
+    def stopped(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "add", stopped)
+        with pytest.raises(error):
+            store.next_due_ms()
+    with pytest.raises(TargetError, match="open it again"):
+        store.advance(clock.now_ms())
+    store.close()
+    with open_time_index(tmp_path, clock) as again:
+        assert Counter(come(again, START_MS + 40 * HOUR_MS)) == Counter(names)

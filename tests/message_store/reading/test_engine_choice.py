@@ -30,6 +30,7 @@ OFFSETS = ("config/delayOffset.json",)
         (("timerwheel", HIERARCHY), ("hierarchy",)),
         ((HIERARCHY, *LEVELS), ("levels", "hierarchy")),
         (("consumequeue/rmq_sys_time_index/0/",), ("time-index",)),
+        (("delaywheel/time-index/state",), ("time-index",)),
         (("consumequeue/rmq_sys_time_index/0/", *LEVELS), ("levels", "time-index")),
     ],
 )
