@@ -49,7 +49,7 @@ EVERYTHING = 2**40
 
 
 _PIECE = 1 << 17
-_ROUND_SLOTS = WHEEL_SLOTS - 1
+ROUND_SLOTS = WHEEL_SLOTS - 1
 """As many slots, from the hand on, as may hold what waits: the one that would be the next has its
 place on the wheel where the slot before the hand has its, to which what was dealt with is put.
 """
@@ -234,7 +234,7 @@ class LiveTimers:
     def _first_unfit(self, found: Unplaced) -> int:
         slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
         fits = (slot_ms >= hand_ms) & ~was_due_when_stored(slot_ms)
-        fits &= slot_ms - hand_ms < _ROUND_SLOTS * self.precision_ms
+        fits &= slot_ms - hand_ms < ROUND_SLOTS * self.precision_ms
         if len(self.done):
             fits &= ~np.isin(found.rows.commit_log_offset, self.done)
         misfits = np.flatnonzero(~fits)
@@ -303,7 +303,7 @@ class LiveTimers:
         away, from the hand's slot, as overdue, if they lie before it.
         """
         hand_ms = self.wheel.hand_ms
-        last_ms = hand_ms + (_ROUND_SLOTS - 1) * self.precision_ms
+        last_ms = hand_ms + (ROUND_SLOTS - 1) * self.precision_ms
         is_behind = waits & (rows.slot_time_ms < hand_ms)
         is_beyond = waits & (rows.slot_time_ms >= last_ms + self.precision_ms)
         is_parked = is_behind | is_beyond

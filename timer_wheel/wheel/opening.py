@@ -45,7 +45,7 @@ from timer_wheel.timers.rows import TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import FALLS, LINKS, OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.leaving import place_all
-from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
+from timer_wheel.wheel.live_timers import EVERYTHING, ROUND_SLOTS, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, note_what_is_damaged
 from timer_wheel.wheel.recovery import (
@@ -327,7 +327,8 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
 
     Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
     again by their records, which know the old precision, and come too early. And where messages
-    wait from before more changes than are remembered. What is refused has changed no unit.
+    wait from before more changes than are remembered, or beyond a round of the new wheel. What is
+    refused has changed no unit.
 
     Raises TargetError when the disk refuses.
     """
@@ -338,6 +339,7 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
     wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
     _give_slots(rows, timers, wheel, now_ms)
+    _refuse_beyond_a_round(timers, rows, wheel)
     far = needs_roll(rows.slot_time_ms, now_ms, wheel.precision_ms, settings.roll_window_slots)
     if settings.precision_ms < timers.precision_ms and (rows.is_roll | far).any():
         raise UnsupportedStoreError(
@@ -355,6 +357,18 @@ def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
             f"{timers.store.root.path}: messages wait from before the last"
             f" {MOST_WIDTHS - 1} changes of precision; deliver them first"
             f" with precision_ms={timers.precision_ms}"
+        )
+
+
+def _refuse_beyond_a_round(timers: LiveTimers, rows: TimerRows, wheel: LiveWheel) -> None:
+    """A round of finer slots is shorter, and the hand is where the last advance left it: nobody
+    would find what waits a round or more behind that.
+    """
+    if (rows.slot_time_ms - wheel.hand_ms >= ROUND_SLOTS * wheel.precision_ms).any():
+        raise UnsupportedStoreError(
+            f"{timers.store.root.path}: messages wait farther from the last advance than a wheel"
+            f" with slots of {wheel.precision_ms} ms reaches; advance it first with"
+            f" precision_ms={timers.precision_ms}"
         )
 
 

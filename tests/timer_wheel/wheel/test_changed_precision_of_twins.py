@@ -24,7 +24,7 @@ from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.older_slots import MOST_WIDTHS
 from timer_wheel.format.timer_log import FLAG_DELETE, TIMER_UNIT
-from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.format.wheel_math import DAY_MS, PRECISIONS_MS
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.timers.store import TimerStore
 from timer_wheel.wheel.files import WheelFiles
@@ -392,6 +392,26 @@ def test_what_became_of_a_message_is_answered_after_any_number_of_changes(tmp_pa
                 assert [each.unique_key for each in store.pending()] == ["W"]
                 assert {store.cancel(each) for each in taken} == {Cancellation.CANCELLED}
                 assert {store.cancel(each) for each in came} == {Cancellation.ALREADY_DELIVERED}
+
+
+@pytest.mark.parametrize("days", [2, 8])
+def test_what_waits_beyond_a_round_of_finer_slots_is_not_lost(tmp_path: Path, days: int) -> None:
+    """Nobody advanced the store for days, and its hand is where it was."""
+    clock, finer_ms = ManualClock(START_MS), 100
+    with open_with(tmp_path, clock, 1_000) as store:
+        store.schedule(Message("orders", b"overdue"), AtMs(START_MS + 1_000))
+        store.flush()
+        clock.tick(days * DAY_MS)
+        store.schedule(Message("orders", b"later"), AtMs(clock.now_ms() + 60_000))
+    with pytest.raises(UnsupportedStoreError, match="advance it first"):
+        open_with(tmp_path, clock, finer_ms)
+    with open_with(tmp_path, clock, 1_000) as store:
+        assert bodies_of(store) == {b"overdue", b"later"}
+        assert len(store.advance(clock.now_ms())) == 1
+    with open_with(tmp_path, clock, finer_ms) as store:
+        assert bodies_of(store) == {b"later"}
+        clock.tick(60_000)
+        assert [each.message.body for each in store.advance(clock.now_ms())] == [b"later"]
 
 
 def files_below(path: Path) -> dict[Path, bytes]:
