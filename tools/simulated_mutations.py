@@ -89,6 +89,7 @@ KILLED: Final = frozenset(
         "hierarchy-handle-of-any-width",
         "rebuilt-entry-by-its-time-alone",
         "merged-widths-tell-what-was-delivered",
+        "beyond-a-round-of-finer-slots",
         "placing-not-announced",
         "units-noted-before-they-are-on-the-disk",
         "wheel-file-of-a-killed-process-believed",
