@@ -75,6 +75,7 @@ _WHEN_STOPPED = {
     "rollback": _GOES_ON,
     "put-back": _GOES_ON,
     "generate": "what was made is removed again",
+    "plain": "what was made is removed again",
 }
 """What became of the work of a verb that was stopped in the middle."""
 

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.independent.level_messages import level_delays_ms as usual_delays_ms
-from tests.independent.real_stores import DLEDGER_49_CRASH, unpack_group
+from tests.independent.real_stores import DLEDGER_49_CLEAN, DLEDGER_49_CRASH, unpack_group
 from tests.interop.account import account, lateness
 from tests.interop.conftest import MakeBroker, Tell
 from tests.interop.jars import NEWEST
@@ -25,6 +25,7 @@ from tests.interop.workload import TOPIC_TABLE, TOPICS, level_delays_ms, varied,
 
 OLD: Final = "4.9.7"
 LEADER: Final = "n1"
+FOLLOWER: Final = "n2"
 FIXTURE_GROUP: Final = "fixture_group"
 TABLE: Final = "1s 5s 10s 15s 20s 25s 30s 35s 40s 45s 50s 60s 70s"
 GROUP: Final = "orders"
@@ -102,3 +103,21 @@ def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
     late = lateness(backlog.sent, opened.received, delays, due_after_ms=opened.opened_ms)
     tell(f"{OLD} DLedger to {NEWEST}, {len(opened.received)} by the new broker: {late}")
     assert account(backlog.sent, [*by_the_old, *opened.received], delays).faults == {}
+
+
+def test_a_plain_store_is_served_as_the_group_would_have(
+    make_broker: MakeBroker, scratch: Path
+) -> None:
+    here = scratch / "plain"
+    store = unpack_group(DLEDGER_49_CLEAN, here / "group")[FOLLOWER]
+    delaywheel("plain", store.root, here / "store")
+    wanted = {
+        (line.unique_key, line.topic): line.body_sha1
+        for line in store.truth
+        if line.kind == "sent" and line.state in ("pending", "delivered", "normal")
+    }
+    broker = make_broker(NEWEST, here / "store", settings={"fileReservedTime": 1_000_000})
+    opened = open_target(broker, Judge(broker, here / "judge"), ["readers"], len(wanted))
+    found = Counter((each.unique_key, each.topic) for each in opened.received)
+    assert found == dict.fromkeys(wanted, 1)
+    assert {(e.unique_key, e.topic): e.body_sha1 for e in opened.received} == wanted

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TimelineSummary,
         WheelSummary,
     )
+    from migrate.plain.plain import PlainReport
     from migrate.report.report import BadRecord, ConversionPlan, ConversionReport
     from migrate.verify.report import Difference, VerifyReport
 
@@ -326,6 +327,16 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     if report.total("converted"):
         lines.append("  restarting the old broker would deliver the converted messages again")
     return lines
+
+
+def plain_lines(report: "PlainReport") -> Iterator[str]:
+    """What was copied into an ordinary store, for people."""
+    queues = counted(report.queues, "queue")
+    yield f"{report.source} -> {report.target}"
+    yield f"{counted(report.records, 'record')}, {report.entries:,} entries in {queues} copied"
+    if report.recovered_entries:
+        entries = counted(report.recovered_entries, "entry", "entries")
+        yield f"{entries} that no queue had yet added from the log"
 
 
 def inspection_lines(inspection: "StoreInspection") -> Iterator[str | Table]:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``plain``: the store of a DLedger member as that of an ordinary broker."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from delaywheel.terminal.options.conversion import STORE
+from delaywheel.terminal.options.types import LEVEL_TABLE
+from delaywheel.terminal.verb import loading, verb
+from message_store.format.delay_levels import DelayLevels
+
+if TYPE_CHECKING:
+    from delaywheel.terminal.render.output import Output
+
+
+@verb("delaywheel plain /data/rocketmq/member-n1 /data/rocketmq/store")
+@click.argument("source", type=STORE)
+@click.argument("target", type=STORE)
+@click.option(
+    "--after-crash",
+    is_flag=True,
+    help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
+)
+@click.option(
+    "--level-table",
+    type=LEVEL_TABLE,
+    help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
+)
+def plain(
+    output: "Output",
+    source: Path,
+    target: Path,
+    *,
+    after_crash: bool,
+    level_table: DelayLevels | None,
+) -> None:
+    """Copy the whole store of a DLedger member, SOURCE, to TARGET as that of an ordinary broker.
+
+    TARGET has all topics, queues and consumer offsets, and 4.9 and 5.x open it without DLedger.
+    It does not exist or is empty. The index for searches by key is left out.
+    """
+    with loading(output):
+        from delaywheel.terminal.render.text import plain_lines
+        from migrate.plain.plain import make_plain
+    with output.progress() as progress:
+        report = make_plain(
+            source,
+            target,
+            after_crash=after_crash,
+            level_table=level_table,
+            progress=progress,
+        )
+    output.result(report.as_json, plain_lines(report))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies the records of a log into an ordinary one, and remembers where each went."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import SourceError
+from message_store.files.live_segments import LiveSegments
+from message_store.files.segments import SegmentReader
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.kernels.batch import place_records
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.commit_log import LogWalk
+from migrate.plain.kernels import (
+    COLUMNS,
+    COUNT,
+    OFFSET,
+    PREPARED,
+    SIZE,
+    STOPPED_AT,
+    WHY,
+    list_window,
+    put_records,
+)
+from migrate.progress import Progress
+
+Int64Array = NDArray[np.int64]
+
+_FIRST_ROWS = 1 << 16
+NOWHERE = -1
+
+
+class MovedRecords:
+    """Where records were and where they are, in the order of the log: 24 bytes a record."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros((3, _FIRST_ROWS), np.int64)
+        self.count = 0
+
+    def add(self, offsets: Int64Array, sizes: Int64Array, positions: Int64Array) -> None:
+        """Records behind all that were added before."""
+        end = self.count + len(offsets)
+        if end > self._rows.shape[1]:
+            rows = np.zeros((3, 2 * end), np.int64)
+            rows[:, : self.count] = self._rows[:, : self.count]
+            self._rows = rows
+        self._rows[:, self.count : end] = offsets, sizes, positions
+        self.count = end
+
+    def places(self, offsets: Int64Array) -> Int64Array:
+        """Where these bytes of records are now; NOWHERE for what is in no record."""
+        old, sizes, new = self._rows[:, : self.count]
+        if not self.count:
+            return np.full(len(offsets), NOWHERE, np.int64)
+        row = np.maximum(np.searchsorted(old, offsets, "right") - 1, 0)
+        into = offsets - old[row]
+        places: Int64Array = np.where((into >= 0) & (into < sizes[row]), new[row] + into, NOWHERE)
+        return places
+
+    def named(self, prepared: Int64Array) -> Int64Array:
+        """Prepared transaction offsets as they are now: of a half message, or (its complement) of
+        the record that one of our copies names. Those of records that are gone stay.
+        """
+        is_named = prepared < 0
+        places = self.places(np.where(is_named, ~prepared, prepared))
+        named: Int64Array = np.where(is_named, ~places, places)
+        return np.where((prepared == 0) | (places == NOWHERE), prepared, named)
+
+
+def move_records(
+    log: SegmentReader, target: LiveSegments, known_end: int, progress: Progress
+) -> MovedRecords:
+    """Copy every record of a log, in order, into the empty row ``target``, from the offset on at
+    which the log begins: what was before it stays before it.
+
+    Raises SourceError where a record cannot be read: nothing may be left out. Raises TargetError.
+    """
+    moved, walk = MovedRecords(), LogWalk(log, known_end=known_end)
+    rows, results = np.zeros((0, COLUMNS), np.int64), np.zeros(3, np.int64)
+    end = log.min_offset
+    whole = max(log.end_offset - end, 1)
+
+    def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+        nonlocal rows, end
+        capacity = length // SMALLEST_RECORD_BYTES + 1
+        if len(rows) < capacity:
+            rows = np.zeros((capacity, COLUMNS), np.int64)
+        list_window(address, length, base, room, rows, results)
+        listed = rows[: results[COUNT]]
+        positions = np.zeros(len(listed), np.int64)
+        sizes = np.ascontiguousarray(listed[:, SIZE])
+        if len(listed):
+            begin = end
+            end = place_records(sizes, begin, target.file_bytes, positions)
+            moved.add(listed[:, OFFSET], sizes, positions)
+            content = np.zeros(end - begin, np.uint8)
+            prepared = moved.named(listed[:, PREPARED])
+            put_records(address, base, listed, positions, prepared, begin, address_of(content))
+            target.write_at(begin, content.data)
+            progress("copy", base - log.min_offset, whole)
+        return int(results[STOPPED_AT]), int(results[WHY])
+
+    walk.run(log.min_offset, visit)
+    if walk.damaged_places:
+        raise SourceError(
+            f"{log.directory.parent}: no record begins at log offset {walk.damaged_places[0]},"
+            " where one should; take another member's store"
+        )
+    progress("copy", whole, whole)
+    return moved

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole store of a DLedger member as an ordinary one: all topics, queues and offsets.
+
+Records get new offsets, because no heads stand between them. Queues keep theirs, so that consumers
+continue where they were. The engine of the levels then does what a broker's recovery does. It also
+finds in the log what was delivered, since a follower's offsets are behind. All of that happens in a
+directory of its own, which becomes the target as the last step.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from legacy_levels.backlog.log_tail import find_indexed_end
+from legacy_levels.delay_offsets import read_delay_offsets
+from legacy_levels.engine.store import LevelStore
+from message_store.base.clock import SystemClock
+from message_store.base.errors import OptionsError, SourceError, TargetError, UnsupportedStoreError
+from message_store.files.dledger import member_directory
+from message_store.files.live_segments import LiveSegments
+from message_store.files.log_row import open_log
+from message_store.files.segments import Segment, SegmentReader, holds_queues, list_directories
+from message_store.files.small_files import (
+    is_ordinary_file,
+    make_directories,
+    read_small_file,
+    replace_file,
+    sync_directory,
+)
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.reading.consume_queue import is_filled, is_pre_blank
+from message_store.reading.unfinished_change import refuse_unfinished_change
+from message_store.writing.queue_set import queue_file_bytes
+from message_store.writing.settings import StoreSettings
+from migrate.plain.moved_records import NOWHERE, MovedRecords, move_records
+from migrate.progress import Progress, no_progress
+from migrate.source.condition import require_stopped
+from migrate.source.level_delays import level_table_of
+from migrate.write.large_files import write_sparse
+from migrate.write.staging import clear, sync_tree, take_place, target_errors
+
+_FOREVER_MS = 10**15
+_OTHER_QUEUES = ("consumequeue_ext", "batchconsumequeue")
+
+
+@attrs.frozen
+class PlainReport:
+    """What was copied: records of the log, entries of ``queues`` consume queues."""
+
+    source: str
+    target: str
+    records: int
+    queues: int
+    entries: int
+    recovered_entries: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        return attrs.asdict(self)
+
+
+def make_plain(
+    source: Path,
+    target: Path,
+    *,
+    after_crash: bool = False,
+    level_table: DelayLevels | None = None,
+    progress: Progress = no_progress,
+) -> PlainReport:
+    """Copy the store of a DLedger member to ``target``, which is missing or empty, as the store of
+    an ordinary broker. The source is only read.
+
+    Raises SourceError for a store that cannot be read as a whole, UncleanStoreError for one that
+    was not stopped cleanly unless ``after_crash``, OptionsError for one that is no member's, and
+    TargetError. Stopped before its end it leaves no target, but a directory ``.NAME.….unfinished``.
+    """
+    root = StoreRoot(source)
+    _refuse(root, target, after_crash=after_crash)
+    with root.shared_lock():
+        staged = StoreRoot(target.with_name(f".{target.name}.{secrets.token_hex(6)}.unfinished"))
+        try:
+            made = _make(root, staged, target, level_table, progress)
+            sync_tree(staged.path)
+            take_place(staged.path, target)
+            with target_errors(target):
+                sync_directory(target.parent)
+        except BaseException:
+            clear(staged.path)
+            raise
+    return made
+
+
+def _refuse(root: StoreRoot, target: Path, *, after_crash: bool) -> None:
+    root.require_readable()
+    root.require_log()
+    if member_directory(root.path) is None:
+        raise OptionsError(f"{root.path}: is an ordinary store already; copy it with `cp -a`")
+    refuse_unfinished_change(root)
+    require_stopped(root, after_crash=after_crash)
+    refused = [root.path / name for name in _OTHER_QUEUES if holds_queues(root.path / name)]
+    if _holds_entries(root.timer_queue()):
+        refused.append(root.timer_queue())
+    for path in refused:
+        raise UnsupportedStoreError(
+            f"{path}: other files name offsets of the log besides, which are not converted;"
+            " convert the levels into a fresh store (--levels-only) instead"
+        )
+    with target_errors(target):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise TargetError(f"{target}: is not empty")
+    ours, theirs = root.path.resolve(), target.resolve()
+    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+        raise TargetError(f"{target}: must not lie in the source, or around it")
+
+
+def _holds_entries(directory: Path) -> bool:
+    """Whether a queue has an entry in one of its files."""
+    with SegmentReader(directory) as queue:
+        return any(
+            any(queue.read_at(each.start_offset, min(QUEUE_UNIT.size, each.length_bytes)))
+            for each in queue.segments
+        )
+
+
+def _make(
+    root: StoreRoot,
+    staged: StoreRoot,
+    target: Path,
+    level_table: DelayLevels | None,
+    progress: Progress,
+) -> PlainReport:
+    table = level_table or level_table_of(root.path, read_delay_offsets(root.path))
+    with target_errors(staged.path):
+        make_directories(staged.path)
+        make_directories(staged.commit_log)
+    staged.mark_open(b"")
+    with open_log(root) as log:
+        segments = LiveSegments(staged.commit_log, log.file_bytes)
+        try:
+            known_end = find_indexed_end(root.path, log).log_offset
+            moved = move_records(log, segments, known_end, progress)
+        finally:
+            segments.close()
+        counts = [
+            _move_queue(queue, staged.consume_queues / topic.name / queue.name, moved, log)
+            for topic in list_directories(root.consume_queues)
+            for queue in list_directories(topic)
+        ]
+        settings = StoreSettings(
+            commit_log_file_bytes=log.file_bytes,
+            queue_file_bytes=queue_file_bytes(root, StoreSettings().queue_file_bytes),
+            retention_ms=_FOREVER_MS,
+        )
+    _copy_small_files(root, staged)
+    progress("recover", 0, 1)
+    with LevelStore.open(
+        staged.path, clock=SystemClock(), levels=table, settings=settings
+    ) as store:
+        recovered = store.live.recovery.dispatched
+    progress("recover", 1, 1)
+    return PlainReport(
+        source=str(root.path),
+        target=str(target),
+        records=moved.count,
+        queues=len(counts),
+        entries=sum(counts),
+        recovered_entries=recovered,
+    )
+
+
+def _move_queue(queue: Path, place: Path, moved: MovedRecords, log: SegmentReader) -> int:
+    """Copy a queue whose entries lead to where the records are now; returns how many there are."""
+    count = 0
+    with SegmentReader(queue) as reader:
+        for segment in reader.segments:
+            units = _units_of(reader, segment)
+            filled = is_filled(units) & ~is_pre_blank(units)
+            rows = np.flatnonzero(filled)
+            offsets = units["commit_log_offset"][rows].astype(np.int64)
+            places = moved.places(offsets)
+            is_kept = offsets < log.min_offset  # retention has taken what they led to
+            if (lost := rows[(places == NOWHERE) & ~is_kept]).size:
+                ordinal = segment.start_offset // QUEUE_UNIT.size + int(lost[0])
+                raise SourceError(
+                    f"{queue}: entry {ordinal:,} leads to no record; take another member's store"
+                )
+            units["commit_log_offset"][rows] = np.where(is_kept, offsets, places)
+            count += len(rows)
+            used = (
+                int(np.flatnonzero(units["size_bytes"])[-1]) + 1 if units["size_bytes"].any() else 0
+            )
+            content = [(0, units[:used].tobytes())] if used else []
+            write_sparse(place / segment.path.name, segment.length_bytes, content)
+    return count
+
+
+def _units_of(reader: SegmentReader, segment: Segment) -> np.ndarray[Any, np.dtype[np.void]]:
+    length = segment.length_bytes // QUEUE_UNIT.size * QUEUE_UNIT.size
+    return np.frombuffer(bytearray(reader.read_at(segment.start_offset, length)), QUEUE_UNIT.dtype)
+
+
+def _copy_small_files(root: StoreRoot, staged: StoreRoot) -> None:
+    """Copy configuration and checkpoint. The key index is left out: it names offsets of the log."""
+    files = [path for path in (*root.config.iterdir(), root.checkpoint) if is_ordinary_file(path)]
+    for path in files:
+        content = read_small_file(path)
+        if content is not None and not path.name.startswith(("timercheck", "timermetrics")):
+            replace_file(staged.path / path.relative_to(root.path), content, is_durable=False)
