@@ -92,10 +92,11 @@ class LogWalk:
         """
         self._reader.grow()
         stop_at = min(stop_at, self._reader.end_offset)
-        if self._reader.entries_from <= self._last_used < stop_at:
-            last = find_last_entry(self._reader, self._last_used, known_end=self._told_end)
-            self._known_end = max(last.end_offset, self._told_end)
-            stop_at = min(stop_at, self._known_end)
+        if self._last_used < stop_at:
+            entries_end = end_of_entries(self._reader, self._last_used, known_end=self._told_end)
+            if entries_end is not None:
+                self._known_end = max(entries_end, self._told_end)
+                stop_at = min(stop_at, self._known_end)
         end = offset
         while offset < stop_at:
             segment = self._reader.segment_at(offset)
@@ -158,6 +159,15 @@ def start_of_last_used_file(reader: SegmentReader) -> int:
         if read_store_times(reader, _first_records(reader, [segment]))[0] != NO_TIME:
             return segment.start_offset
     return reader.min_offset
+
+
+def end_of_entries(reader: SegmentReader, last_used: int, *, known_end: int = 0) -> int | None:
+    """Where the entries of a DLedger log end, of which the file that begins at ``last_used`` is the
+    last one with a record; None where that is a file of ordinary records.
+    """
+    if last_used < reader.entries_from:
+        return None
+    return find_last_entry(reader, last_used, known_end=known_end).end_offset
 
 
 def _first_records(reader: SegmentReader, segments: Sequence[Segment]) -> Int64Array:

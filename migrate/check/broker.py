@@ -12,6 +12,7 @@ from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
 from migrate.check.snapshot import StoreSnapshot
+from migrate.source.members import member_state
 from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.reading.timeline import read_timeline, timeline_directory
@@ -25,6 +26,12 @@ CRASHED = warning(
     "store-crashed",
     "a broker that starts here repeats what it delivered in the seconds before it stopped",
     "a conversion takes --after-crash and leaves out what was delivered",
+)
+DLEDGER_MEMBER = info(
+    "dledger-member",
+    "a broker that starts here without enableDLegerCommitLog finds no log: it deletes the consume"
+    " queues and serves nothing",
+    "start it with its group only, or make an ordinary store of it with `delaywheel plain`",
 )
 DISK_CLEANS = info(
     "disk-cleans-early",
@@ -94,12 +101,15 @@ _DISK_LIMITS = (
 
 
 def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Running, crashed, a slave's."""
+    """Running, crashed, a slave's, a member's."""
     root = snapshot.root
     if snapshot.is_running:
         yield RUNNING.at(root.lock.name, "a broker or a program has the store open")
     elif snapshot.is_dirty:
         yield CRASHED.at(root.abort.name, "the last broker did not stop cleanly")
+    if (member := member_state(root)) is not None:
+        problem = f"member {member.member} of a DLedger group, whose log ends at {member}"
+        yield DLEDGER_MEMBER.at(root.path, problem)
     if snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
         yield SLAVE.at("the broker's configuration", "brokerRole=SLAVE")
 

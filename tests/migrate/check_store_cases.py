@@ -20,6 +20,7 @@ from migrate.changes.note import RETIRE, Change, begin_change
 from migrate.in_place.checks import read_ends
 from migrate.settings import TargetSettings
 from migrate.write.publishing import UNFINISHED_WHEEL
+from tests.independent.dledger_member import make_member
 from tests.independent.level_store_builder import T0, LevelMessage
 from tests.migrate.check_case import Case
 from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then
@@ -208,6 +209,7 @@ CASES = [
     ),
     Case(code="checkpoint-ahead", make=then(store(abort=True), future_checkpoint)),
     Case(code="upgrade-replay", make=store(), says="3 messages wait"),
+    Case(code="dledger-member", make=then(store(), make_member), says="ends at entry"),
     Case(
         code="system-topic-read",
         make=store(consumer_offsets={f"{LEVEL_TOPIC}@group": {"0": 4}}),

@@ -16,6 +16,7 @@ from message_store.format import properties as names
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
 from message_store.format.record_layout import head_layout
+from message_store.reading.commit_log import end_of_entries, start_of_last_used_file
 from message_store.reading.entries import record_offset
 from message_store.redelivery.lineage import first_offset
 from timer_wheel.reading.pending_timers import record_at
@@ -132,9 +133,10 @@ def records_from(commit_log: SegmentReader, offset: int) -> Iterator[tuple[Store
     """
     head = head_layout(0)
     commit_log.grow()  # by the files that are there now: never behind a writer for ever
+    log_end = end_of_entries(commit_log, start_of_last_used_file(commit_log)) or LONG_MAX
     for segment in commit_log.segments:
         place = max(offset, segment.start_offset)
-        end = segment.start_offset + segment.length_bytes
+        end = min(segment.start_offset + segment.length_bytes, log_end)
         while (place := record_offset(commit_log, place)) + head.size <= end:
             size_bytes = head.decode_at(commit_log.read_at(place, head.size), 0)["size_bytes"]
             message = record_at(commit_log, place, size_bytes) if size_bytes > 0 else None
