@@ -133,7 +133,7 @@ def read_backlog(
     whole_log = whole_log or len(cut_queues(store, queues, mark)) > 0
     with open_log(store, commit_log_file_bytes) as log:
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
-        seen = _observe_delays(store, queues, tail, commit_log_file_bytes)
+        seen = _observe_delays(store, queues, tail, log)
         table = _chosen_table(level_table, seen)
         recovered = recover_entries(log, queues, tail, table)
         entries = gather_entries(
@@ -183,15 +183,15 @@ def _observe_delays(
     store: StoreRoot,
     queues: tuple[LevelQueue, ...],
     tail: LogTail,
-    commit_log_file_bytes: int | None,
+    log: SegmentReader,
 ) -> list[ObservedDelays]:
     """The delays that the messages of each level in use show."""
     in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
     in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
 
     def see_one(queue: LevelQueue) -> ObservedDelays:
-        with open_log(store, commit_log_file_bytes) as log:
-            return observe_delays(store.path, log, queue)
+        with log.again() as own:
+            return observe_delays(store.path, own, queue)
 
     return parallel_map(see_one, in_use)
 

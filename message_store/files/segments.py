@@ -178,35 +178,51 @@ def _unreadable(path: Path, error: OSError) -> SourceError:
     return SourceError(f"{path}: cannot be read: {reason_of(error)}")
 
 
+def _joined(directory: Path, entries: Path | None) -> tuple[Segment, ...]:
+    """The files of a log, those of a DLedger log behind the ordinary ones in front of it."""
+    behind = () if entries is None else list_segments(entries)
+    first = behind[0].start_offset if behind else LONG_MAX
+    return (*(each for each in list_segments(directory) if each.start_offset < first), *behind)
+
+
 class SegmentReader(ClosedOnExit):
     """A row of segment files opened for reading.
 
     ``file_bytes`` is the size that each file should have: given, or else the distance between the
     first two names, or the length of the only file. Files of another length are kept and readable
     as far as they go; ``misfits`` names them. A row that grows meanwhile is read on: a file that is
-    added behind the last one is found when somebody asks for a byte of it. Use as a context
-    manager, or call :meth:`close`.
+    added behind the last one is found when somebody asks for a byte of it. One that is deleted
+    meanwhile is an error: a row without it would say that it never was. Use as a context manager,
+    or call :meth:`close`.
 
     ``entries`` is a second directory, of a DLedger log, whose files go on where those of the first
-    end. From ``entries_from`` on each record has the head of an entry in front of it.
+    end. From ``entries_from`` on each record has the head of an entry in front of it. ``segments``
+    are the files, if they are known.
     """
 
     def __init__(
-        self, directory: Path, file_bytes: int | None = None, *, entries: Path | None = None
+        self,
+        directory: Path,
+        file_bytes: int | None = None,
+        segments: tuple[Segment, ...] | None = None,
+        *,
+        entries: Path | None = None,
     ) -> None:
         self.directory = directory
         self._entries = entries
-        before = list_segments(directory)
-        behind = () if entries is None else list_segments(entries)
-        self.entries_from = behind[0].start_offset if behind else LONG_MAX
-        self.segments = (*(s for s in before if s.start_offset < self.entries_from), *behind)
+        self.segments = _joined(directory, entries) if segments is None else segments
+        self.entries_from = next(
+            (each.start_offset for each in self.segments if each.path.parent == entries), LONG_MAX
+        )
         self._starts = [segment.start_offset for segment in self.segments]
         self.file_bytes = file_bytes or self._guess_file_bytes()
         self._descriptors: dict[int, int] = {}
 
     def again(self) -> "SegmentReader":
-        """The same row, opened a second time: for another thread."""
-        return SegmentReader(self.directory, self.file_bytes, entries=self._entries)
+        """A reader of its own for a thread, of the files that this one has."""
+        return SegmentReader(
+            self.directory, self.file_bytes, self.segments, entries=self._entries
+        )
 
     def _guess_file_bytes(self) -> int:
         if len(self.segments) > 1:
@@ -273,6 +289,11 @@ class SegmentReader(ClosedOnExit):
                 if count == 0:
                     break
                 done += count
+        except FileNotFoundError as error:
+            raise SourceError(
+                f"{segment.path}: cannot be read at {offset}: it was deleted meanwhile, as"
+                " retention does; read again"
+            ) from error
         except OSError as error:
             raise SourceError(
                 f"{segment.path}: cannot be read at {offset}: {reason_of(error)}"
@@ -299,6 +320,12 @@ class SegmentReader(ClosedOnExit):
                 )
             done += count
         return bytes(data)
+
+    def describe_deleted(self, offset: int) -> str | None:
+        """What to say of an offset in front of the row, where there was a file; else None."""
+        if not self.file_bytes or not 0 <= offset < self.min_offset:
+            return None
+        return f"its file {segment_name(offset - offset % self.file_bytes)} was deleted meanwhile"
 
     def _descriptor(self, segment: Segment) -> int:
         if segment.start_offset not in self._descriptors:

@@ -351,6 +351,8 @@ def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:
     """The bytes of a queue entry, once they are known to lie within one file."""
     segment = log.segment_at(offset)
     if segment is None or size_bytes <= 0:
+        if deleted := log.describe_deleted(offset):
+            raise BadFieldError(deleted, offset=offset)
         raise BadFieldError("no file of the log holds it", offset=offset, found=size_bytes)
     if offset + size_bytes > segment.start_offset + segment.length_bytes:
         raise BadFieldError("it reaches beyond the log file", offset=offset, found=size_bytes)

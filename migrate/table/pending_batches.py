@@ -77,20 +77,23 @@ def pending_batches(
     with looking_at(store), open_log(store) as log:
         for chunk in read_chunks(log, rows.commit_log_offset, rows.size_bytes):
             part = rows.rows(slice(chunk.first, chunk.end))
-            batch = _batch(chunk, part, kind, options, conditions, keep_unreadable)
+            decoded = decode_chunk(chunk, part.size_bytes)
+            for row in decoded.problems:
+                if deleted := log.describe_deleted(int(part.commit_log_offset[row])):
+                    decoded.problems[row] = deleted
+            batch = _batch(decoded, part, kind, options, conditions, keep_unreadable)
             if batch.num_rows:
                 yield batch
 
 
 def _batch(
-    chunk: Chunk,
+    decoded: "DecodedChunk",
     part: PendingRows,
     kind: str,
     options: TableOptions,
     conditions: Sequence[Condition],
     keep_unreadable: bool,
 ) -> pa.RecordBatch:
-    decoded = decode_chunk(chunk, part.size_bytes)
     columns, problems = _record_columns(decoded, part, kind)
     columns |= {
         "level": level_column(part.level),

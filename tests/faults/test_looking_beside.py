@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ import pytest
 from click.testing import CliRunner
 
 from delaywheel.terminal.main import main
-from legacy_levels.backlog import lost_queues
+from legacy_levels.backlog import backlog, lost_queues
 from legacy_levels.backlog.queues import levels_with_queue, open_level_queues
+from legacy_levels.copies import log_notes
 from message_store import AfterMs, Message, Severity
-from message_store.base.errors import StoreLockedError
+from message_store.base.errors import SourceError, StoreLockedError
 from message_store.files.store_root import StoreRoot
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import UnreadableMessage, list_topic
 from migrate.changes.note import RETIRE
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
+from migrate.look import pending
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
@@ -38,6 +41,8 @@ from migrate.table.pending_table import KINDS, WHEEL, TableOptions, pending_rows
 from tests.faults.busy_writer import OPENERS, START_MS, WAITING, BusyWriter
 from tests.faults.engines import WINDOW_SLOTS
 from tests.helpers.tiers import at_night
+from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
+from tests.independent.raw_files import segments
 from tests.message_store.files.test_store_lock import as_a_broker_finds_it
 from tests.source_laws import ROOT
 from timer_wheel.reading import outstanding
@@ -308,3 +313,67 @@ def test_nobody_looks_beside_a_change_in_place(tmp_path: Path) -> None:
     lock.release()
     with looking_at(root) as is_beside:
         assert not is_beside
+
+
+ITEMS = [LevelMessage(level=3, store_timestamp_ms=T0 + number) for number in range(40)]
+
+
+def without_first_file(path: Path) -> str:
+    """What retention by a broker's rules does, while messages wait there; the file's name."""
+    first = segments(path / "commitlog")[0]
+    first.unlink()
+    return first.name
+
+
+@pytest.mark.parametrize("whole_log", [True, False], ids=["whole log", "tail"])
+def test_a_log_file_that_retention_takes_from_a_reader_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_log: bool
+) -> None:
+    """Its records would be missing from what the log is said to hold."""
+    built = build_level_store(tmp_path / "store", ITEMS, commit_log_file_bytes=2048, abort=True)
+    if whole_log:
+        shutil.rmtree(built.root / "consumequeue/SCHEDULE_TOPIC_XXXX")
+    names = []
+
+    def deleted_first(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        names.append(without_first_file(built.root))
+        return list(map(work, items))
+
+    module = log_notes if whole_log else backlog
+    monkeypatch.setattr(module, "parallel_map", deleted_first)
+    with pytest.raises(SourceError, match="it was deleted meanwhile") as raised:
+        backlog.read_backlog(built.root, after_crash=True, whole_log=whole_log)
+    assert names[0] in str(raised.value)
+
+
+def test_what_waited_in_a_log_file_that_is_deleted_meanwhile_is_named_record_by_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are found, then a file is deleted, then the records are read."""
+    build_level_store(tmp_path / "store", ITEMS, commit_log_file_bytes=2048)
+    shutil.copytree(tmp_path / "store", tmp_path / "other")
+    options = TableOptions(now_ms=T0)
+    rows = pending_rows(tmp_path / "store", LEVELS, options)
+    name = without_first_file(tmp_path / "store")
+    problems = [
+        problem
+        for batch in pending_batches(tmp_path / "store", LEVELS, rows, options)
+        for problem in batch["problem"].to_pylist()
+    ]
+    assert len(problems) == len(ITEMS)
+    told = [each for each in problems if each is not None]
+    assert told
+    assert all(name in each and "deleted meanwhile" in each for each in told)
+
+    real = pending._all_rows
+
+    def deleted_behind(*given: Any) -> Any:
+        answer = real(*given)
+        without_first_file(tmp_path / "other")
+        return answer
+
+    monkeypatch.setattr(pending, "_all_rows", deleted_behind)
+    listed = list(pending_messages(tmp_path / "other", now_ms=T0))
+    reasons = [each.reason for each in listed if isinstance(each, BadRecord)]
+    assert (len(listed), len(reasons)) == (len(ITEMS), len(told))
+    assert all(name in each and "deleted meanwhile" in each for each in reasons)
