@@ -2,7 +2,7 @@
 """Consumer groups over any engine: received, acknowledged, retried, dead; on RocketMQ's files."""
 
 from consumer_groups.group import ConsumerGroup, Lag, Position
-from consumer_groups.groups import consumer_group, group_names
+from consumer_groups.groups import consumer_group, group_names, group_topics
 from consumer_groups.received import Received
 from consumer_groups.runner import Worked, run_consumers
 from consumer_groups.stores import GroupStore
@@ -16,5 +16,6 @@ __all__ = [
     "Worked",
     "consumer_group",
     "group_names",
+    "group_topics",
     "run_consumers",
 ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups of one store: who asks again for a group gets the same one."""
 
-from consumer_groups.group import ConsumerGroup, Position
+from consumer_groups.group import ConsumerGroup, Lag, Position
 from consumer_groups.progress_table import ProgressTable
 from consumer_groups.received import DEFAULT_MAX_RETRIES
 from consumer_groups.stores import GroupStore
@@ -100,3 +100,11 @@ def group_names(store: GroupStore) -> list[str]:
     """Every group that has read something in this store. Raises as ``consumer_group``."""
     with store.lock:
         return sorted(groups_of(store).table.group_names())
+
+
+def group_topics(store: GroupStore, name: str) -> dict[str, Lag]:
+    """How far a group is behind in each topic that it has read. Raises as ``consumer_group``."""
+    with store.lock:
+        group = consumer_group(store, name)
+        topics = {key.topic for key in groups_of(store).table.known_queues(name)}
+        return {topic: group.lag(topic) for topic in sorted(topics)}

@@ -52,16 +52,17 @@ def run_consumers(
     threads: int = 0,
     max_messages: int = 32,
     invisible_ms: int = DEFAULT_INVISIBLE_MS,
+    tags: str | None = None,
     poll_ms: int = 100,
     flush_every_ms: int | None = 1_000,
 ) -> Worked:
     """Let each handler work on the messages of its topic and group, until told to stop.
 
     ``handlers`` is by (topic, group); a group is its name, or a ``ConsumerGroup`` with settings.
-    SIGINT and SIGTERM end the loop when the messages in hand are done, and so does ``stop``, which
-    is asked before each round and each message. With ``threads`` so many handlers run at once, and
-    the calling thread only advances the store. The store is flushed every ``flush_every_ms``, and
-    at the end.
+    ``tags`` is the filter of all of them. SIGINT and SIGTERM end the loop when the messages in hand
+    are done, and so does ``stop``, which is asked before each round and each message. With
+    ``threads`` so many handlers run at once, and the calling thread only advances the store. The
+    store is flushed every ``flush_every_ms``, and at the end.
 
     A handler that raises never ends the loop. Neither does a disk that refuses: what it refused is
     tried again. Raises StoreClosedError when the store is closed, and TargetError when a failed
@@ -73,7 +74,7 @@ def run_consumers(
     ]
     with _stopping_signals() as signalled:
         loop = _Loop(
-            store, groups, lambda: signalled.is_set() or stop(), max_messages, invisible_ms
+            store, groups, lambda: signalled.is_set() or stop(), max_messages, invisible_ms, tags
         )
         if threads:
             loop.run_threads(threads, poll_ms, flush_every_ms)
@@ -111,6 +112,7 @@ class _Loop:
     stop: Callable[[], bool]
     max_messages: int
     invisible_ms: int
+    tags: str | None
     worked: Worked = attrs.field(factory=Worked)
     _counting: threading.Lock = attrs.field(factory=threading.Lock)
     _failure: BaseException | None = None
@@ -158,7 +160,7 @@ class _Loop:
         """Receive and handle once for each handler; whether there was anything."""
         had_work = False
         for topic, group, handler in self.groups:
-            receive = partial(group.receive, topic, self.max_messages, self.invisible_ms)
+            receive = partial(group.receive, topic, self.max_messages, self.invisible_ms, self.tags)
             received = self._try("receiving", receive) or []
             for message in received:
                 if self.stop():

@@ -39,3 +39,6 @@ class GroupStore(DelayStore, Protocol):
         """Store a message for later. A StoredMessage was read from a topic: it keeps body, born
         time, reconsume times and properties, and is delivered to the topic and queue that it names.
         """
+
+    def __enter__(self) -> "GroupStore":
+        """The store itself."""

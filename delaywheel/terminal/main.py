@@ -25,6 +25,7 @@ from delaywheel.terminal.verbs import (  # noqa: F401  an import makes their ver
     engines,
     export,
     fleet,
+    groups,
     look,
     plain,
     samples,

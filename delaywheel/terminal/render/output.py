@@ -29,6 +29,7 @@ from message_store.reading.looking import open_elsewhere
 from message_store.reading.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
+    from consumer_groups import Received
     from migrate.report.report import BadRecord
     from migrate.verify.report import VerifyReport
 
@@ -160,6 +161,17 @@ class Output(Printer):
             self._say(line)
         elif not self._is_quiet:
             say_on_stderr(line)
+
+    def received(self, message: "Received") -> None:
+        """``consume`` and ``dead-letters``, of one message: always as JSON."""
+        facts = {"topic": message.topic, "retries": message.retries}
+        self._print(self._json({**message_json(message.stored), **facts}))
+
+    def consumed(self, handled: int, retried: int) -> None:
+        """``consume``, at its end."""
+        if not self._is_quiet:
+            retries = f", {retried:,} retried" if retried else ""
+            say_on_stderr(f"{counted(handled, 'message')} acknowledged{retries}")
 
     def cancellation(
         self, handle: str, answer: Cancellation, now_ms: int, *, is_new: bool = True
