@@ -220,9 +220,7 @@ class SegmentReader(ClosedOnExit):
 
     def again(self) -> "SegmentReader":
         """A reader of its own for a thread, of the files that this one has."""
-        return SegmentReader(
-            self.directory, self.file_bytes, self.segments, entries=self._entries
-        )
+        return SegmentReader(self.directory, self.file_bytes, self.segments, entries=self._entries)
 
     def _guess_file_bytes(self) -> int:
         if len(self.segments) > 1:

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import cli
 from delaywheel.terminal.render import text
+from delaywheel.terminal.render.inspection import level_table
 from delaywheel.terminal.render.output import Output
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot
@@ -424,7 +425,7 @@ def test_numbers_and_times_are_whole_however_narrow_the_terminal(
     )
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    Output(as_json=False, is_quiet=True)._print_table(text.level_table([level], T0 - 250_000))
+    Output(as_json=False, is_quiet=True)._print_table(level_table([level], T0 - 250_000))
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "level 18" in line)
     for cell in (

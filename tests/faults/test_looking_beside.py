@@ -37,7 +37,7 @@ from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
 from migrate.table.pending_batches import pending_batches
-from migrate.table.pending_table import KINDS, WHEEL, TableOptions, pending_rows
+from migrate.table.pending_table import KINDS, LEVELS, WHEEL, TableOptions, pending_rows
 from tests.faults.busy_writer import OPENERS, START_MS, WAITING, BusyWriter
 from tests.faults.engines import WINDOW_SLOTS
 from tests.helpers.tiers import at_night

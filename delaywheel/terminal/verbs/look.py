@@ -30,7 +30,7 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     Ends with exit code 3 where the commit log has lost records: numbers may then be too high.
     """
     with loading(output):
-        from delaywheel.terminal.render.text import inspection_lines
+        from delaywheel.terminal.render.inspection import inspection_lines
         from migrate.look.inspect import inspect_store
         from migrate.source.condition import log_losses
     output.tell_of_writer(store)
