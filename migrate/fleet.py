@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from legacy_levels.backlog.queues import estimate_backlog
+from legacy_levels.backlog.queues import estimate_backlog, waiting_bytes
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
 from message_store.files.store_root import StoreRoot
@@ -213,12 +213,13 @@ def _is_small(options: ConvertOptions, *, is_cluster: bool) -> bool:
         if is_cluster and not knows_locks(StoreRoot(options.target)):
             return False
         offsets = read_delay_offsets(options.source, options.offsets)
-        count, size_bytes = estimate_backlog(options.source, offsets)
+        if estimate_backlog(options.source, offsets) > SMALL_MESSAGES:
+            return False
+        return waiting_bytes(options.source, offsets) <= SMALL_BYTES
     except TargetBusyError:
         raise
     except DelayStoreError:
         return True
-    return count <= SMALL_MESSAGES and size_bytes <= SMALL_BYTES
 
 
 def _absolute(options: ConvertOptions) -> ConvertOptions:

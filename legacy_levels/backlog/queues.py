@@ -107,19 +107,29 @@ def open_level_queues(
     return tuple(parallel_map(open_one, levels_with_queue(root)))
 
 
-def estimate_backlog(root: Path, offsets: DelayOffsets) -> tuple[int, int]:
-    """About how many messages wait, and how long their records are together.
-
-    Nothing but the last entry of each queue is looked at, and all of a level are taken to be as
-    long. Raises SourceError.
-    """
-    count = size_bytes = 0
+def estimate_backlog(root: Path, offsets: DelayOffsets) -> int:
+    """About how many messages wait, by the ends of the queues. Raises SourceError."""
+    count = 0
     for level in levels_with_queue(root):
         last = read_last_entry(StoreRoot(root).level_queue(level))
-        waiting = max(0, last.queue_max - max(offsets.offset_of(level), last.queue_min))
-        count += waiting
-        size_bytes += waiting * int(last.size_bytes.sum())
-    return count, size_bytes
+        count += max(0, last.queue_max - max(offsets.offset_of(level), last.queue_min))
+    return count
+
+
+def waiting_bytes(root: Path, offsets: DelayOffsets) -> int:
+    """How long the records of all that waits are together, by its entries: 20 bytes are read for
+    each. Raises SourceError, and FormatError as ``read_queue``.
+    """
+    return sum(
+        int(queue.size_bytes.sum())
+        for level in levels_with_queue(root)
+        for queue in [
+            read_queue(
+                StoreRoot(root).level_queue(level),
+                from_queue_offset=max(0, offsets.offset_of(level)),
+            )
+        ]
+    )
 
 
 def levels_with_queue(root: Path) -> list[int]:

@@ -137,7 +137,7 @@ class ConversionSource:
     def estimate(self) -> int:
         """About how many messages are pending, from the ends of the queues. Raises SourceError."""
         offsets = read_delay_offsets(self.root.path, self.options.offsets)
-        return estimate_backlog(self.root.path, offsets)[0]
+        return estimate_backlog(self.root.path, offsets)
 
     def read(self) -> None:
         """Find what is pending, and choose from it; the rest is ``skipped``."""

@@ -31,6 +31,7 @@ from message_store.base.errors import (
 )
 from message_store.base.parallel import core_count, on_one_core, parallel_map
 from message_store.files.store_root import StoreRoot
+from migrate import fleet as fleet_module
 from migrate.convert import convert, convert_patiently
 from migrate.fleet import CONVERTED, FAILED, FINISHED_BEFORE, Fleet
 from migrate.progress import Progress
@@ -339,3 +340,16 @@ def test_a_task_starts_no_threads_beside_those_of_other_tasks() -> None:
 def test_an_error_is_the_same_after_the_way_from_a_worker(error: DelayStoreError) -> None:
     came = pickle.loads(pickle.dumps(error))
     assert (type(came), str(came), vars(came)) == (type(error), str(error), vars(error))
+
+
+def test_large_messages_make_a_store_large_whatever_its_last_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last entry alone was looked at once: a hundred gibibytes went to one task."""
+    lengths = [3_000, 3_000, 3_000, 1]
+    source = tmp_path / "source"
+    build_level_store(source, [LevelMessage(level=2, body=b"x" * length) for length in lengths])
+    options = options_for(tmp_path, source=source)
+    for most_bytes, is_small in ((9_000, False), (20_000, True)):
+        monkeypatch.setattr("migrate.fleet.SMALL_BYTES", most_bytes)
+        assert fleet_module._is_small(options, is_cluster=False) is is_small
