@@ -82,6 +82,10 @@ class Layout:
         return self.packer.size
 
     @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+    @cached_property
     def _offsets(self) -> dict[str, int]:
         prefix = ">"
         offsets = {}
@@ -117,8 +121,7 @@ class Layout:
                 expected=self.size,
                 found=max(0, view.nbytes - offset),
             )
-        values = self.packer.unpack_from(view, offset)
-        return {field.name: value for field, value in zip(self.fields, values, strict=True)}
+        return dict(zip(self._names, self.packer.unpack_from(view, offset), strict=True))
 
     def markdown(self) -> str:
         """The table that ``docs/FORMAT.md`` shows for this structure."""

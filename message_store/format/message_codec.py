@@ -115,8 +115,10 @@ def decode_message_at(buffer: Buffer, offset: int = 0, *, check_crc: bool = True
     view = memoryview(buffer)
     size_bytes = record_size_at(view, offset)
     record = view[offset : offset + size_bytes]
-    head = head_layout(head_layout(0).decode_at(record, 0)["sys_flag"])
-    fields = head.decode_at(record, 0)
+    short = head_layout(0)
+    fields = short.decode_at(record, 0)
+    if (head := head_layout(fields["sys_flag"])) is not short:
+        fields = head.decode_at(record, 0)
     place = head.size
     parts: dict[str, bytes] = {}
     for run in runs(fields["magic"]):

@@ -25,7 +25,7 @@ from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import prefault_by_zeroing, write_small, write_whole
 from message_store.files.unsynced import Unsynced
 from message_store.format.message import StoredMessage
-from message_store.format.message_codec import decode_message_at, record_size_at
+from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import (
     BLANK_RECORD,
     END_OF_FILE_MIN_BYTES,
@@ -254,7 +254,7 @@ class LiveLog:
             raise BadFieldError(
                 "a record of another place", expected=offset, found=message.commit_log_offset
             )
-        length_bytes = record_size_at(view, 0)
+        length_bytes = int.from_bytes(view[:4], "big")
         if length_bytes != size_bytes:
             raise BadFieldError(
                 "a record of another length than its queue entry says",

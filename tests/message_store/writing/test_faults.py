@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
-import message_store.writing.topics as topics_module
+import message_store.files.config_files as config_files
 from message_store.base.errors import SourceError, TargetError
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.live_segments import LiveSegments
@@ -57,7 +57,7 @@ def test_a_close_beside_a_flush_writes_all_topics_and_the_flush_none_after_it(
             goes_on.wait(0.3)
         replace_file(path, content, **how)
 
-    monkeypatch.setattr(topics_module, "replace_file", slow)
+    monkeypatch.setattr(config_files, "replace_file", slow)
     store.remember_topic("first", 0)
     flusher = threading.Thread(target=store.write_topics, name="flusher")
     flusher.start()
