@@ -97,6 +97,7 @@ class ConsumerGroup:
         """
         passes = tag_filter(tags)
         received: list[Received] = []
+        self._begin(topic)
         with self._store.lock:
             now_ms = self._store.clock.now_ms()
             for key in self._queues_in_turn(topic):
@@ -124,6 +125,36 @@ class ConsumerGroup:
         self._turn += 1
         first = self._turn % len(keys) if keys else 0
         return keys[first:] + keys[:first]
+
+    def _begin(self, topic: str) -> None:
+        """Begin in each queue of a topic that is new for the group. Where it starts counts once for
+        a topic: a queue that comes later is read from its first message on.
+        """
+        own = (retry_topic(self.name), dead_letter_topic(self.name))
+        with self._store.lock:
+            known = self._table.known_queues(self.name)
+            is_known = topic in own or any(key.topic == topic for key in known)
+            ranges = self._store.topic(topic).ranges() or {0: (0, 0)}
+            starts = {
+                key: ranges[queue_id][0] if is_known else self._offset_at(key, self._start)
+                for queue_id in ranges
+                if (key := QueueKey(self.name, topic, queue_id)) not in known
+            }
+        if any(offset > ranges[key.queue_id][0] for key, offset in starts.items()):
+            self._store.flush()  # else a loss of power takes messages that it begins behind
+        with self._store.lock:
+            for key, offset in starts.items():
+                if self._table.find(key) is None:
+                    self._table.begin(key, offset)
+
+    def is_current(self, message: Received) -> bool:
+        """Whether this message is in flight as it was received: nobody received it again since, and
+        it was not settled.
+        """
+        with self._store.lock:
+            progress = self._table.find(self._key(message.stored))
+            offset = message.stored.queue_offset
+            return progress is not None and progress.is_held(offset, message.visible_ms)
 
     def _progress(self, key: QueueKey) -> QueueProgress:
         """The progress in a queue, which begins where the group starts if it is new there."""
@@ -176,8 +207,8 @@ class ConsumerGroup:
     def _give_back(
         self, stored: StoredMessage, topic: str, reconsume_times: int, due: Due | None
     ) -> None:
-        """Note what is to be stored, store it, acknowledge the message: a kill in between neither
-        loses the message nor repeats it.
+        """Note what is to be stored, then store it. That record acknowledges the message: a kill in
+        between neither loses the message nor repeats it, and no loss of power takes one of the two.
         """
         key = self._key(stored)
         with self._store.lock:
@@ -187,11 +218,13 @@ class ConsumerGroup:
             record = given_back(stored, topic, reconsume_times)
             self._table.give_back(key, stored, record)
             self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
-            self._table.ack([(key, stored)])
+            self._table.gave_back(key, stored)
 
     def _hold(self, message: Received, due: Due | None) -> None:
         """Let the message's queue wait."""
         with self._store.lock:
+            if not self.is_current(message):  # another holds the queue
+                return
             now_ms = self._store.clock.now_ms()
             match due:
                 case None:
@@ -240,7 +273,7 @@ class ConsumerGroup:
 
     def seek(self, topic: str, position: Position) -> None:
         """Go on at another position of a topic. Later messages are received again, earlier ones
-        are not; what is in flight is forgotten. Retries stay.
+        are not; what is in flight is forgotten, but an acknowledgement of it counts. Retries stay.
 
         The store is flushed first. Raises StoreClosedError, SourceError and TargetError.
         """
@@ -258,7 +291,12 @@ class ConsumerGroup:
         ready = in_flight = 0
         with self._store.lock:
             for queue_id, (first, end) in self._store.topic(topic).ranges().items():
-                progress = self._progress(QueueKey(self.name, topic, queue_id))
+                progress = self._table.find(QueueKey(self.name, topic, queue_id))
+                if progress is None:
+                    ready += end - self._offset_at(
+                        QueueKey(self.name, topic, queue_id), self._start
+                    )
+                    continue
                 progress.cut(first)
                 left = max(0, end - progress.offset) - progress.done_ahead
                 in_flight += progress.in_flight
@@ -313,7 +351,8 @@ class ConsumerGroup:
                 self.receive, topic, max_messages, invisible_ms, tags
             )
             for message in received:
-                if self._store.clock.now_ms() < message.visible_ms:
+                is_ours = self._store.clock.now_ms() < message.visible_ms
+                if is_ours and self.is_current(message):
                     yield message
             if not received:
                 await asyncio.sleep(poll_ms / 1000)

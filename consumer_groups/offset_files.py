@@ -12,8 +12,9 @@ Lines of the journal, ``N`` being the number of a queue:
 - ``J N offset``: consumerOffset.json may have this offset as well.
 - ``S N offset``: the group begins at this offset.
 - ``A N queue_offset identity``: this message was acknowledged.
-- ``R N queue_offset identity times topic``: the next step stores a record for this retry or dead
-  letter topic, with this number of retries. Then the message is acknowledged.
+- ``R N queue_offset identity times topic log_end``: the next step stores a record for this retry or
+  dead letter topic, with this number of retries, at this place of the log or behind it. It
+  acknowledges the message; the line ``A`` follows when the log is on disk.
 
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
 """
@@ -49,11 +50,14 @@ class QueueKey:
 
 @attrs.frozen
 class GivenBack:
-    """A record that was about to be stored for a message that a group gave back."""
+    """A record that was about to be stored for a message that a group gave back, at ``log_end`` of
+    the commit log or behind it.
+    """
 
     identity: int
     reconsume_times: int
     topic: str
+    log_end: int
 
 
 @attrs.define
@@ -225,7 +229,8 @@ def _ack_lines(number: int, acked: Mapping[int, int]) -> list[str]:
 
 
 def _begun_line(number: int, queue_offset: int, record: GivenBack) -> str:
-    return f"R {number} {queue_offset} {record.identity} {record.reconsume_times} {record.topic}"
+    place = f"R {number} {queue_offset} {record.identity} {record.reconsume_times}"
+    return f"{place} {record.topic} {record.log_end}"
 
 
 def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
@@ -252,8 +257,8 @@ def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
                 progress.acked[value] = int(fields[1])
                 progress.begun.pop(value, None)
             if kind == "R":
-                identity, times, topic = fields[1:]
-                progress.begun[value] = GivenBack(int(identity), int(times), topic)
+                identity, times, topic, end = fields[1:]
+                progress.begun[value] = GivenBack(int(identity), int(times), topic, int(end))
     except (KeyError, ValueError, IndexError):
         pass
     return noted

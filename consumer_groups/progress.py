@@ -71,6 +71,7 @@ class QueueProgress:
         """Retention took all messages below ``first``."""
         if self.offset < first:
             self._ahead = {at for at in self._ahead if at >= first}
+            self._in_flight = {at: hid for at, hid in self._in_flight.items() if at >= first}
             self.offset = first
             self.next_offset = max(self.next_offset, first)
             self._absorb()
@@ -104,6 +105,11 @@ class QueueProgress:
         self._in_flight[queue_offset] = until_ms, topic
         heapq.heappush(self._by_time, (until_ms, queue_offset))
         self.next_offset = max(self.next_offset, queue_offset + 1)
+
+    def is_held(self, queue_offset: int, until_ms: int) -> bool:
+        """Whether somebody works on this message, until this time."""
+        hidden = self._in_flight.get(queue_offset)
+        return hidden is not None and hidden[0] == until_ms
 
     def hold(self, queue_offset: int, until_ms: int) -> None:
         """A message in flight, and all that were received behind it, are received again, but none

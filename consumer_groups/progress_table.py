@@ -8,6 +8,8 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 import threading
 from collections.abc import Iterable, Iterator
 
+import attrs
+
 from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey
 from consumer_groups.progress import QueueProgress, identity_of
 from consumer_groups.received import is_given_back
@@ -45,6 +47,20 @@ class ProgressTable:
         live = store.live
         self._files = None if live is None else OffsetFiles(live.root, live.dialect.config)
         self.problems = [] if self._files is None else self._files.problems
+        # A message that was given back, and whose acknowledgement is not on disk: queue, offset.
+        self._unsynced: dict[tuple[QueueKey, int], GivenBack] = {}
+        self._durable: tuple[tuple[QueueKey, int], ...] = ()
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """See now what became of each message that was given back before a kill: later another may
+        have taken the record that tells.
+        """
+        if self._files is not None:
+            for key in sorted(self._files.keys(), key=attrs.astuple):
+                noted = self._files.find(key)
+                if noted is not None and noted.begun:
+                    self.find(key)
 
     def require_open(self) -> None:
         """Raise StoreClosedError when the store was closed."""
@@ -77,11 +93,11 @@ class ProgressTable:
         acked = self._still_there(key, found.acked)
         given_back = self._given_back(key, found.begun)
         first, end = self._store.topic(key.topic).ranges().get(key.queue_id, (0, 0))
+        if not found.saved:
+            self._files.begin(key, Progress(found.start, acked), is_saved=True)
         if found.start > end:  # the records behind it were lost: what comes there is new
             self._files.begin(key, Progress(end, {}), is_saved=False)
             found = Progress(end, {}, {end})
-        if not found.saved:
-            self._files.begin(key, Progress(found.start, acked), is_saved=True)
         if given_back:
             self._files.ack((key, at, identity) for at, identity in given_back.items())
         progress = self._queues[key] = QueueProgress(found.start, acked | given_back)
@@ -138,7 +154,8 @@ class ProgressTable:
             if (message := self._message(key, queue_offset)) is not None
             and identity_of(message) == record.identity
             and any(
-                is_given_back(found, message, record.reconsume_times)
+                found.commit_log_offset >= record.log_end
+                and is_given_back(found, message, record.reconsume_times)
                 for found in self._records_for(record.topic, message.unique_key, key.group)
             )
         }
@@ -182,9 +199,21 @@ class ProgressTable:
         """Note that ``record`` will be stored now, and ``message`` acknowledged then. Raises
         TargetError.
         """
-        if self._files is not None:
-            noted = GivenBack(identity_of(message), record.reconsume_times, record.topic)
+        live = self._store.live
+        if self._files is not None and live is not None:
+            identity, times = identity_of(message), record.reconsume_times
+            noted = GivenBack(identity, times, record.topic, live.log.end)
             self._files.give_back(key, message.queue_offset, noted)
+            self._unsynced[key, message.queue_offset] = noted
+
+    def gave_back(self, key: QueueKey, message: StoredMessage) -> None:
+        """The record is stored, which acknowledges the message. That is written down when the
+        record is on disk: else a loss of power would leave an acknowledgement without a record.
+        """
+        progress = self.find(key)
+        assert progress is not None
+        progress.ack(message.queue_offset, identity_of(message))
+        self._acked_since_flush += 1
 
     @property
     def wants_flush(self) -> bool:
@@ -196,6 +225,11 @@ class ProgressTable:
     def begin_flush(self) -> None:
         """See ``Companion``; whoever calls holds the store's lock."""
         self._offsets = {key: progress.offset for key, progress in self._queues.items()}
+        self._durable = tuple(
+            (key, at)
+            for key, at in self._unsynced
+            if key in self._queues and self._queues[key].is_done(at)
+        )
 
     def flush(self, *, is_last: bool) -> None:
         """See ``Companion``. Only ``close`` calls it with the store's lock held."""
@@ -205,6 +239,7 @@ class ProgressTable:
             if self._is_closed:
                 return
             self._acked_since_flush = 0
+            self._acknowledge_durable()
             saving = self._begin_save() if self._is_save_due(is_last=is_last) else None
             handle = self._files.begin_sync()
         self._files.sync(handle)
@@ -212,6 +247,19 @@ class ProgressTable:
             with self._writing:
                 if not self._is_closed:
                     self._save(*saving)
+
+    def _acknowledge_durable(self) -> None:
+        """Write down the acknowledgements of what was given back before ``begin_flush``."""
+        assert self._files is not None
+        rows = [
+            (key, at, self._unsynced[key, at].identity)
+            for key, at in self._durable
+            if (key, at) in self._unsynced
+        ]
+        if rows:
+            self._files.ack(rows)
+            for key, at, _ in rows:
+                del self._unsynced[key, at]
 
     def _is_save_due(self, *, is_last: bool) -> bool:
         """Whether offsets changed, and are to be written now."""
@@ -228,7 +276,9 @@ class ProgressTable:
         for key, progress in self._queues.items():
             synced = self._offsets.get(key, progress.saved)
             progress.forget_saved(max(progress.saved, min(synced, progress.offset)))
-            state[key] = Progress(progress.saved, dict(progress.acked))
+            begun = {at: each for (of, at), each in self._unsynced.items() if of == key}
+            acked = {at: crc for at, crc in progress.acked.items() if at not in begun}
+            state[key] = Progress(progress.saved, acked, begun=begun)
         self._saves += 1
         self._save_next_ms = self._store.clock.now_ms() + SAVE_EVERY_MS
         return self._saves, self._files.begin_save(state)

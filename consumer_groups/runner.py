@@ -165,7 +165,8 @@ class _Loop:
             for message in received:
                 if self.stop():
                     return True
-                if self.store.clock.now_ms() < message.visible_ms:  # else another has it
+                is_ours = self.store.clock.now_ms() < message.visible_ms
+                if is_ours and group.is_current(message):  # else another has it, or will
                     self._handle(group, handler, message)
             had_work |= bool(received)
         return had_work

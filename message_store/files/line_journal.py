@@ -59,6 +59,7 @@ class LineJournal:
         self._path = path
         self._descriptor: int | None = None
         self._is_dirty = False
+        self._name_is_dirty = False
         content = read_small_file(path)
         self.lines, self._end = whole_lines(content or b"")
         self.has_damage = content is not None and self._end < len(content)
@@ -102,6 +103,9 @@ class LineJournal:
             return
         try:
             os.fdatasync(handle)
+            if self._name_is_dirty:
+                sync_directory(self._path.parent)
+                self._name_is_dirty = False
         except OSError as error:
             self._is_dirty = True
             raise self._refusal(error) from error
@@ -111,7 +115,14 @@ class LineJournal:
     def replace(self, lines: Iterable[bytes]) -> None:
         """Let the file hold these lines alone, durably and all at once. Raises TargetError."""
         data = b"".join(lines)
-        replace_file(self._path, data)
+        try:
+            replace_file(self._path, data)
+        except BaseException:  # the file of that name may be either
+            self.close()
+            self._end = whole_lines(read_small_file(self._path) or b"")[1]
+            self._is_dirty = self._name_is_dirty = True
+            self._open()
+            raise
         self.close()
         self._end = len(data)
         self._is_dirty = False

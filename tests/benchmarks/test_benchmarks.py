@@ -92,6 +92,8 @@ def test_ours_race_and_the_page_says_who_could_not(
     ]
     assert "lateness_curve" not in told["wheel"]
     assert told["java-wheel"]["unavailable"] == "no Java here"
+    for event in measured["events"].values():
+        event["load before"] = "0.0"  # whatever else this machine did
     assert "| burst | java-wheel | no Java here |" in race_tables({"race": measured})
     assert list(tmp_path.iterdir()) == [results]
 

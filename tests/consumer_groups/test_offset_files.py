@@ -135,7 +135,7 @@ def test_a_kill_between_a_retry_and_its_acknowledgement_repeats_nothing(
         bench.wait(0)
         [message] = group.dead_letters()
     with monkeypatch.context() as patch:
-        patch.setattr(group._table, "ack", lambda _: (_ for _ in ()).throw(Stopped))
+        patch.setattr(group._table, "gave_back", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             getattr(group, step)(message)
     bench.kill()

@@ -347,9 +347,10 @@ class SimulatedDisk:
         before = self._moved(name, where, place) if self._records else None
         try:
             answer = self._attempt(name, real, where, *given, **options)
-        except BaseException:
+        except BaseException as error:
             self._record_torn()
-            if self._records and name in _SYNCS and isinstance(where, int):
+            has_failed = isinstance(error, OSError)  # a kill is none: the kernel goes on
+            if has_failed and self._records and name in _SYNCS and isinstance(where, int):
                 self._failed_since[self._file(where)] = begun
             raise
         if self._records:

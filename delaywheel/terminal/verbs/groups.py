@@ -5,6 +5,7 @@ Each opens the store as its engine does, and so has it alone.
 """
 
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -42,7 +43,8 @@ class _NotHandledError(DelayStoreError):
     "command",
     metavar="CMD",
     help="Run this for each message, with its body on stdin. Exit code 0 acknowledges; any other is"
-    " a retry. Without it, each message is printed and acknowledged.",
+    " a retry. No shell reads it; sh -c '...' is one. Without it, each message is printed and"
+    " acknowledged.",
 )
 @click.option("--tags", help='Only messages with these tags, such as "paid || sent".')
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many messages.")
@@ -69,7 +71,7 @@ def consume(
     """
     with loading(output):
         from consumer_groups import consumer_group, run_consumers
-    words = None if command is None else shlex.split(command)
+    words = None if command is None else _command(command)
     with opened(output, store, **given) as (engine, clock):
         until_ms = None if for_ms is None else clock.now_ms() + for_ms
         if until_ms is None and isinstance(clock, ManualClock):
@@ -97,6 +99,17 @@ def consume(
     click.get_current_context().exit(FINDINGS if worked.retried else DONE)
 
 
+def _command(text: str) -> list[str]:
+    """The words of a command that is there: a typing error must not cost each message a retry."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}", param_hint="--exec") from error
+    if not words or shutil.which(words[0]) is None:
+        raise click.BadParameter(f"{text!r}: no such command", param_hint="--exec")
+    return words
+
+
 def _hand_over(output: "Output", message: "Received", words: list[str] | None) -> None:
     """Print a message, or run the command; raises where the message was not worked on."""
     if words is None:
@@ -115,7 +128,11 @@ def _hand_over(output: "Output", message: "Received", words: list[str] | None) -
 @click.argument("store", type=STORE)
 @engine_options
 def groups(output: "Output", store: Path, **given: Any) -> None:
-    """List the consumer groups of a store, and how far each is behind in each topic."""
+    """List the consumer groups of a store, and how far each is behind in each topic.
+
+    Ready are the messages that it can receive now. Retries that still wait, and dead letters, are
+    not counted. The store is opened for writing: of one that is to be converted, look at a copy.
+    """
     with loading(output):
         from consumer_groups import group_names, group_topics
     with opened(output, store, **given) as (engine, _clock):
@@ -139,16 +156,18 @@ def groups(output: "Output", store: Path, **given: Any) -> None:
 def dead_letters(output: "Output", store: Path, group: str, redrive: bool, **given: Any) -> None:
     """List the dead letters of a consumer group, oldest first, one JSON object a line.
 
-    With --redrive each is ready for the group afterwards, as a message that was never retried.
+    Nothing is delivered by it: what was rejected shows when the store was advanced, by run or
+    consume. With --redrive each is received again by the next consume, as a message that was never
+    retried. The store is opened for writing: of one that is to be converted, look at a copy.
     """
     with loading(output):
-        from consumer_groups import consumer_group
-    with opened(output, store, **given) as (engine, clock):
-        engine.advance(clock.now_ms())
+        from consumer_groups import consumer_group, group_names
+    with opened(output, store, **given) as (engine, _clock):
+        if group not in (known := group_names(cast("GroupStore", engine))):
+            names = f"; there are {', '.join(known)}" if known else ""
+            raise click.BadParameter(f"no group {group}{names}", param_hint="GROUP")
         consumers = consumer_group(cast("GroupStore", engine), group)
         for letter in consumers.dead_letters():
             output.received(letter)
             if redrive:
                 consumers.redrive(letter)
-        if redrive:
-            engine.advance(clock.now_ms())

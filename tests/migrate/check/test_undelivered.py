@@ -16,6 +16,7 @@ NOTES = {
     "levels": "levels-skipped.json",
     "wheel": "wheel-lost.json",
     "hierarchy": "wheel-lost.json",
+    "time-index": "time-index-lost.json",
 }
 BODIES = [bytes([65 + number]) * 100 for number in range(30)]
 
