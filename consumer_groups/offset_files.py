@@ -12,9 +12,9 @@ Lines of the journal, ``N`` being the number of a queue:
 - ``J N offset``: consumerOffset.json may have this offset as well.
 - ``S N offset``: the group begins at this offset.
 - ``A N queue_offset identity``: this message was acknowledged.
-- ``R N queue_offset identity times topic log_end``: the next step stores a record with this number
-  of retries for this retry or dead letter topic, not before this place of the log. That
-  acknowledges the message; the line ``A`` follows when the log is on disk.
+- ``R N queue_offset identity times topic log_end``: the next step stores a record for this retry or
+  dead letter topic. It has this number of retries, and lies at this place of the log or behind it.
+  That acknowledges the message. The line ``A`` follows when the log is on disk.
 
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
 """
