@@ -130,22 +130,26 @@ class ConsumerGroup:
         """Begin in each queue of a topic that is new for the group. Where it starts counts once for
         a topic: a queue that comes later is read from its first message on.
         """
-        own = (retry_topic(self.name), dead_letter_topic(self.name))
         with self._store.lock:
-            known = self._table.known_queues(self.name)
-            is_known = topic in own or any(key.topic == topic for key in known)
-            ranges = self._store.topic(topic).ranges() or {0: (0, 0)}
-            starts = {
-                key: ranges[queue_id][0] if is_known else self._offset_at(key, self._start)
-                for queue_id in ranges
-                if (key := QueueKey(self.name, topic, queue_id)) not in known
-            }
-        if any(offset > ranges[key.queue_id][0] for key, offset in starts.items()):
+            starts = self._starts(topic)
+        if any(starts.values()):
             self._store.flush()  # else a loss of power takes messages that it begins behind
         with self._store.lock:
             for key, offset in starts.items():
                 if self._table.find(key) is None:
                     self._table.begin(key, offset)
+
+    def _starts(self, topic: str) -> dict[QueueKey, int]:
+        """Where the group will begin in the queues of a topic that are new for it."""
+        ranges = self._store.topic(topic).ranges() or {0: (0, 0)}
+        keys = [QueueKey(self.name, topic, queue_id) for queue_id in ranges]
+        new = [key for key in keys if self._table.find(key) is None]
+        if not new:
+            return {}
+        own = (retry_topic(self.name), dead_letter_topic(self.name))
+        known = {key.topic for key in self._table.known_queues(self.name)}
+        start: Position = "first" if topic in known or topic in own else self._start
+        return {key: self._offset_at(key, start) for key in new}
 
     def is_current(self, message: Received) -> bool:
         """Whether this message is in flight as it was received: nobody received it again since, and
@@ -157,14 +161,8 @@ class ConsumerGroup:
             return progress is not None and progress.is_held(offset, message.visible_ms)
 
     def _progress(self, key: QueueKey) -> QueueProgress:
-        """The progress in a queue, which begins where the group starts if it is new there."""
-        progress = self._table.find(key)
-        if progress is None:
-            offset = 0
-            if key.topic not in (retry_topic(self.name), dead_letter_topic(self.name)):
-                offset = self._offset_at(key, self._start)
-            progress = self._table.begin(key, offset)
-        return progress
+        """The progress in a queue. One that came since ``_begin`` is read from its beginning."""
+        return self._table.find(key) or self._table.begin(key, 0)
 
     # --- settling ---------------------------------------------------------------------------------
 
@@ -290,12 +288,12 @@ class ConsumerGroup:
         """
         ready = in_flight = 0
         with self._store.lock:
+            starts = self._starts(topic)
             for queue_id, (first, end) in self._store.topic(topic).ranges().items():
-                progress = self._table.find(QueueKey(self.name, topic, queue_id))
+                key = QueueKey(self.name, topic, queue_id)
+                progress = self._table.find(key)
                 if progress is None:
-                    ready += end - self._offset_at(
-                        QueueKey(self.name, topic, queue_id), self._start
-                    )
+                    ready += end - starts[key]
                     continue
                 progress.cut(first)
                 left = max(0, end - progress.offset) - progress.done_ahead

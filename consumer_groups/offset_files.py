@@ -19,7 +19,7 @@ Lines of the journal, ``N`` being the number of a queue:
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -128,15 +128,15 @@ class OffsetFiles:
 
     def begin(self, key: QueueKey, progress: Progress, *, is_saved: bool) -> None:
         """Note where a group begins in a queue that the journal did not know, or knew otherwise."""
-        lines = list(self._number_line(key))
-        number = self._numbers[key]
-        lines.append(f"{'B' if is_saved else 'S'} {number} {progress.start}")
+        number = self._numbers.get(key, len(self._numbers))
+        lines = [f"{'B' if is_saved else 'S'} {number} {progress.start}"]
         lines += _ack_lines(number, progress.acked)
-        self._append(lines)
+        lines += [_begun_line(number, at, record) for at, record in progress.begun.items()]
+        self._append_of(key, lines)
 
     def seek(self, key: QueueKey, offset: int) -> None:
         """Note that a group goes on at this offset."""
-        self._append([*self._number_line(key), f"S {self._numbers[key]} {offset}"])
+        self._append_of(key, [f"S {self._numbers.get(key, len(self._numbers))} {offset}"])
 
     def ack(self, acknowledged: Iterable[tuple[QueueKey, int, int]]) -> None:
         """Note these acknowledgements: queue, queue offset, identity; all or none."""
@@ -146,10 +146,14 @@ class OffsetFiles:
         """Note that this record will be stored now, and the message acknowledged then."""
         self._append([_begun_line(self._numbers[key], queue_offset, record)])
 
-    def _number_line(self, key: QueueKey) -> Iterator[str]:
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            yield f"Q {self._numbers[key]} {key.queue_id} {key.group} {key.topic}"
+    def _append_of(self, key: QueueKey, lines: Iterable[str]) -> None:
+        """Add lines of a queue, behind the one that numbers it where that is not there yet."""
+        if key in self._numbers:
+            self._append(lines)
+            return
+        number = len(self._numbers)
+        self._append([_number_line(number, key), *lines])
+        self._numbers[key] = number  # not before: a disk that refused has no such line
 
     def _append(self, lines: Iterable[str]) -> None:
         self._journal.append(encode_line(line) for line in lines)
@@ -172,10 +176,10 @@ class OffsetFiles:
         """
         lines = []
         noted = {**self._journaled, **queues}
-        numbers = {key: number for number, key in enumerate(noted)}
-        for key, progress in noted.items():
-            number = numbers[key]
-            lines.append(f"Q {number} {key.queue_id} {key.group} {key.topic}")
+        # Numbers stay: if the replacement fails, what is added may come behind either file.
+        for key, number in self._numbers.items():
+            progress = noted[key]
+            lines.append(_number_line(number, key))
             if key in queues:  # a save that fails leaves either of them
                 progress.saved = self._may_have.setdefault(key, set())
                 progress.saved.add(progress.start)
@@ -184,7 +188,6 @@ class OffsetFiles:
             lines += _ack_lines(number, progress.acked)
             lines += [_begun_line(number, at, record) for at, record in progress.begun.items()]
         self._journal.replace(encode_line(line) for line in lines)
-        self._numbers = numbers
         return {key: progress.start for key, progress in queues.items()}
 
     def save(self, offsets: Mapping[QueueKey, int], groups: Iterable[str]) -> None:
@@ -222,6 +225,10 @@ class OffsetFiles:
     def close(self) -> None:
         """Give the journal back; closing twice is fine."""
         self._journal.close()
+
+
+def _number_line(number: int, key: QueueKey) -> str:
+    return f"Q {number} {key.queue_id} {key.group} {key.topic}"
 
 
 def _ack_lines(number: int, acked: Mapping[int, int]) -> list[str]:

@@ -6,7 +6,8 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator
 
 import attrs
 
@@ -94,13 +95,14 @@ class ProgressTable:
         given_back = self._given_back(key, found.begun)
         first, end = self._store.topic(key.topic).ranges().get(key.queue_id, (0, 0))
         if not found.saved:
-            self._files.begin(key, Progress(found.start, acked), is_saved=True)
+            known_acks = Progress(found.start, acked, begun=given_back)
+            self._files.begin(key, known_acks, is_saved=True)
         if found.start > end:  # the records behind it were lost: what comes there is new
             self._files.begin(key, Progress(end, {}), is_saved=False)
             found = Progress(end, {}, {end})
-        if given_back:
-            self._files.ack((key, at, identity) for at, identity in given_back.items())
-        progress = self._queues[key] = QueueProgress(found.start, acked | given_back)
+        self._unsynced |= {(key, at): record for at, record in given_back.items()}
+        done = acked | {at: record.identity for at, record in given_back.items()}
+        progress = self._queues[key] = QueueProgress(found.start, done)
         progress.cut(first)
         return progress
 
@@ -119,6 +121,8 @@ class ProgressTable:
             return
         if self._files is not None:
             self._files.seek(key, offset)
+        for each in [each for each in self._unsynced if each[0] == key]:
+            del self._unsynced[each]
         progress.move_to(offset, {})
 
     def _still_there(self, key: QueueKey, acked: dict[int, int]) -> dict[int, int]:
@@ -144,33 +148,42 @@ class ProgressTable:
             return None
         return found[0] if found and found[0].queue_offset == queue_offset else None
 
-    def _given_back(self, key: QueueKey, begun: dict[int, GivenBack]) -> dict[int, int]:
-        """The messages whose retry or dead letter was stored, though a kill came before they were
-        acknowledged: queue offset to identity.
+    def _given_back(self, key: QueueKey, begun: dict[int, GivenBack]) -> dict[int, GivenBack]:
+        """The messages, by queue offset, whose retry or dead letter was stored, though a kill came
+        before the acknowledgement. Each topic is looked through once, however many there are.
         """
+        wanted: dict[str, dict[str | None, list[int]]] = defaultdict(lambda: defaultdict(list))
+        messages = {}
+        for queue_offset, record in begun.items():
+            message = self._message(key, queue_offset)
+            if message is not None and identity_of(message) == record.identity:
+                messages[queue_offset] = message
+                wanted[record.topic][message.unique_key].append(queue_offset)
         return {
-            queue_offset: record.identity
-            for queue_offset, record in begun.items()
-            if (message := self._message(key, queue_offset)) is not None
-            and identity_of(message) == record.identity
-            and any(
-                found.commit_log_offset >= record.log_end
-                and is_given_back(found, message, record.reconsume_times)
-                for found in self._records_for(record.topic, message.unique_key, key.group)
-            )
+            queue_offset: begun[queue_offset]
+            for topic, by_key in wanted.items()
+            for found in self._records_for(topic, by_key.keys(), key.group)
+            for queue_offset in by_key.get(found.unique_key, ())
+            if found.commit_log_offset >= begun[queue_offset].log_end
+            and is_given_back(found, messages[queue_offset], begun[queue_offset].reconsume_times)
         }
 
     def _records_for(
-        self, topic: str, unique_key: str | None, group: str
+        self, topic: str, unique_keys: Container[str | None], group: str
     ) -> Iterator[StoredMessage]:
-        """The pending records for a topic that have this key, and those that the group may receive
-        from it.
+        """The pending records for a topic that have one of these keys, and those that the group may
+        receive from it. One that is damaged tells nothing.
         """
         live = self._store.live
         assert live is not None
         assert self._files is not None
-        for pending in self._store.pending(topic=topic, unique_key=unique_key):
-            yield live.log.record(pending.commit_log_offset, pending.size_bytes)
+        for pending in self._store.pending(topic=topic):
+            if pending.unique_key in unique_keys:
+                try:
+                    record = live.log.record(pending.commit_log_offset, pending.size_bytes)
+                except FormatError:
+                    continue
+                yield record
         for queue_id, (first, end) in self._store.topic(topic).ranges().items():
             known = self._files.find(QueueKey(group, topic, queue_id))
             at = first if known is None else max(first, known.start)
@@ -191,8 +204,9 @@ class ProgressTable:
             return
         if self._files is not None:
             self._files.ack((key, at, identity) for _, key, at, identity in rows)
-        for progress, _, queue_offset, identity in rows:
+        for progress, key, queue_offset, identity in rows:
             progress.ack(queue_offset, identity)
+            self._unsynced.pop((key, queue_offset), None)  # of a try that the disk refused
         self._acked_since_flush += len(rows)
 
     def give_back(self, key: QueueKey, message: StoredMessage, record: StoredMessage) -> None:

@@ -59,7 +59,7 @@ class LineJournal:
         self._path = path
         self._descriptor: int | None = None
         self._is_dirty = False
-        self._name_is_dirty = False
+        self._name_is_dirty = self._is_in_doubt = False
         content = read_small_file(path)
         self.lines, self._end = whole_lines(content or b"")
         self.has_damage = content is not None and self._end < len(content)
@@ -74,10 +74,11 @@ class LineJournal:
     def append(self, lines: Iterable[bytes]) -> None:
         """Add these lines, all or none. They outlive the process, and after ``sync`` the power.
 
-        Raises TargetError.
+        Raises TargetError, and SourceError after a replacement that failed.
         """
         data = b"".join(lines)
         try:
+            self._settle()
             if self._descriptor is None:
                 make_directories(self._path.parent)
                 self._open()
@@ -92,7 +93,8 @@ class LineJournal:
 
     def begin_sync(self) -> int | None:
         """A handle whose sync makes all lines durable, to be closed; None where all are."""
-        if self._descriptor is None or not self._is_dirty:
+        self._settle()
+        if self._descriptor is None or not (self._is_dirty or self._name_is_dirty):
             return None
         self._is_dirty = False
         return os.dup(self._descriptor)
@@ -117,16 +119,21 @@ class LineJournal:
         data = b"".join(lines)
         try:
             replace_file(self._path, data)
-        except BaseException:  # the file of that name may be either
+        except BaseException:  # the file of that name may be either, and its name not on disk
             self.close()
-            self._end = whole_lines(read_small_file(self._path) or b"")[1]
-            self._is_dirty = self._name_is_dirty = True
-            self._open()
+            self._is_in_doubt = self._is_dirty = self._name_is_dirty = True
             raise
         self.close()
         self._end = len(data)
-        self._is_dirty = False
+        self._is_in_doubt = self._is_dirty = self._name_is_dirty = False
         self._open()
+
+    def _settle(self) -> None:
+        """Go on with the file that has the name, after a replacement that failed."""
+        if self._is_in_doubt:
+            self._end = whole_lines(read_small_file(self._path) or b"")[1]
+            self._open()
+            self._is_in_doubt = False
 
     def close(self) -> None:
         """Give the file back; closing twice is fine."""

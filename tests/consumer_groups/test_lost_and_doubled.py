@@ -2,12 +2,13 @@
 """Histories in which groups lost or repeated messages: loss of power, kills, other consumers."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from message_store.base.errors import TargetError
+from message_store.files.small_files import replace_file
 from tests.consumer_groups.group_bench import ENGINE_NAMES, GroupBench, texts
 from tests.faults.engines import abandon
 
@@ -17,8 +18,10 @@ def _refuse(*_given: object) -> None:
 
 
 @pytest.fixture(params=ENGINE_NAMES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> GroupBench:
-    return GroupBench(request.param, tmp_path / "store")
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupBench]:
+    bench = GroupBench(request.param, tmp_path / "store")
+    yield bench
+    bench.store.close()
 
 
 def test_a_group_that_starts_last_gets_what_comes_after_also_in_a_new_queue(
@@ -96,3 +99,105 @@ def test_a_late_retry_frees_nothing_that_another_holds(bench: GroupBench) -> Non
     group.retry(first)
     bench.wait(2_000)
     assert bench.bodies(group) == []
+
+
+def test_what_was_acknowledged_after_a_retry_that_failed_stays_so(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The acknowledgement comes while a flush has begun: its save knows the failed try."""
+    bench.deliver("a", "b")
+    group = bench.group()
+    first, second = group.receive("orders")
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "schedule", _refuse)
+        with pytest.raises(TargetError):
+            group.retry(first)
+    group.ack(second)
+    assert bench.store.live is not None
+    companions = bench.store.live.companions
+    begin_flush = companions.begin_flush
+
+    def acknowledge_then() -> None:
+        begin_flush()
+        group.ack(first)
+
+    monkeypatch.setattr(companions, "begin_flush", acknowledge_then)
+    bench.store.flush()
+    monkeypatch.undo()
+    bench.kill()
+    assert bench.bodies(bench.group()) == []
+
+
+def test_a_queue_whose_first_line_the_disk_refused_is_numbered_again(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.deliver("a", "b")
+    with monkeypatch.context() as patch:
+        patch.setattr("message_store.files.line_journal.LineJournal.append", _refuse)
+        with pytest.raises(TargetError):
+            bench.group().receive("orders")
+    group = bench.group()
+    group.ack(group.receive("orders", 1)[0])
+    bench.kill()
+    assert bench.bodies(bench.group()) == ["b"]
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_after_a_save_that_failed_acknowledgements_are_those_of_their_queues(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
+) -> None:
+    """Nobody knows then whether the old journal or the new one has the name."""
+
+    def fail(path: Path, content: bytes, **how: bool) -> None:
+        if is_renamed:
+            replace_file(path, content, **how)
+        raise TargetError("no answer")
+
+    bench.deliver("a", "b")
+    bench.deliver("c", "d", topic="other")
+    group = bench.group()
+    group.ack(group.receive("other", 1)[0])
+    bench.reopen()
+    group = bench.group()
+    [a, _] = group.receive("orders")
+    with monkeypatch.context() as patch:
+        patch.setattr("message_store.files.line_journal.replace_file", fail)
+        bench.clock.tick(20_000)
+        group.ack(a)
+        with pytest.raises(TargetError):
+            bench.store.flush()
+    group.ack(group.receive("other", 1)[0])
+    bench.store.flush()
+    bench.kill()
+    group = bench.group()
+    assert (bench.bodies(group), bench.bodies(group, "other")) == (["b"], [])
+
+
+def test_what_was_given_back_before_a_kill_is_looked_for_in_one_listing(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.deliver(*(str(number) for number in range(20)))
+    group = bench.group()
+    for message in group.receive("orders"):
+        group.retry(message)
+    bench.kill()
+    listed: list[object] = []
+    pending = bench.store.pending
+
+    def noted(**wanted: object) -> object:
+        listed.append(wanted)
+        return pending(**wanted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.store, "pending", noted)
+    assert bench.bodies(bench.group()) == []
+    assert len(listed) == 1
+
+
+def test_the_lag_of_a_group_that_starts_last_counts_a_queue_that_came_later(
+    bench: GroupBench,
+) -> None:
+    group = bench.group(start="last")
+    bench.deliver("a")
+    assert (group.lag("orders").total, bench.bodies(group)) == (0, [])
+    bench.deliver("b", queue_id=1)
+    assert group.lag("orders").total == 1
