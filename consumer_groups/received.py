@@ -38,7 +38,11 @@ def check_group(group: str) -> None:
     """Raises BadFieldError for a name that no group can have: its topics would have none."""
     if not group or "@" in group:
         raise BadFieldError("a group's name is empty or has an @ in it", found=repr(group))
-    check_topic(dead_letter_topic(group))
+    try:
+        check_topic(dead_letter_topic(group))
+    except BadFieldError as error:
+        what = "no topic can have a group's name in it that is too long, or has such characters"
+        raise BadFieldError(what, found=repr(group)) from error
 
 
 @attrs.frozen(eq=False)

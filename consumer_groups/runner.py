@@ -67,7 +67,14 @@ def run_consumers(
     A handler that raises never ends the loop. Neither does a disk that refuses: what it refused is
     tried again. Raises StoreClosedError when the store is closed, and TargetError when a failed
     write left it in doubt, so that it has to be opened again; no message is lost then either.
+    Raises TypeError for handlers that are not by (topic, group), or cannot be called: each message
+    would be retried.
     """
+    for key, handler in handlers.items():
+        if not (isinstance(key, tuple) and len(key) == 2 and callable(handler)):
+            raise TypeError(
+                f"a handler is a function by (topic, group), not {handler!r} by {key!r}"
+            )
     groups = [
         (topic, consumer_group(store, name) if isinstance(name, str) else name, handler)
         for (topic, name), handler in handlers.items()

@@ -6,14 +6,11 @@ Scheduling stores a record and its queue entry. The index is written when the st
 never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from message_store.base.clock import Clock
-from message_store.base.closed_on_exit import ClosedOnExit
-from message_store.base.companions import Companions
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
@@ -34,7 +31,7 @@ from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
-from message_store.writing.store import LiveStore
+from message_store.writing.store import EngineOnFiles, LiveStore
 from message_store.writing.topics import LiveTopic
 from time_index.check import check_time_index
 from time_index.index import TimeIndex, bucket_of
@@ -46,7 +43,7 @@ _LATEST_ADVANCE_MS = 2**62
 """Later than every promise; what is asked for beyond it would only overflow."""
 
 
-class TimeIndexStore(ClosedOnExit):
+class TimeIndexStore(EngineOnFiles):
     """``DelayStore`` on a time index. Made by ``open``.
 
     A message is promised for the millisecond that is asked for, within ``settings.retention_ms``.
@@ -90,21 +87,6 @@ class TimeIndexStore(ClosedOnExit):
         except BaseException:
             store.abandon()
             raise
-
-    @property
-    def clock(self) -> Clock:
-        """What stamps its records."""
-        return self.live.clock
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by whoever reads or writes."""
-        return self.live.lock
-
-    @property
-    def companions(self) -> Companions:
-        """What is kept beside it."""
-        return self.live.companions
 
     @contextmanager
     def _use(self) -> Iterator[None]:

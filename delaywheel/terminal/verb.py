@@ -189,7 +189,8 @@ def main() -> None:
     """Moves pending messages from RocketMQ's 18 delay levels into a RocketMQ 5 timer wheel.
 
     Works on the store directory of a stopped broker, or a copy of it; the source is only read.
-    It also contains both delay engines; see schedule, run, cancel and read.
+    It also contains delay engines and consumer groups; see schedule, run, consume, cancel and read.
+    These verbs, groups and dead-letters write to the store that they open.
     """
     # Whatever goes wrong in a library comes back as an exception; its log lines would only add
     # tracebacks to it, as Py4J does when a run is interrupted.

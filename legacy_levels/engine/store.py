@@ -10,7 +10,6 @@ delay beyond the longest level is refused.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
 from legacy_levels.engine.waiting_records import PendingFilter, iterate_pending
 from legacy_levels.neutral_units import CANCELLED_BYTES
-from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
@@ -49,11 +47,10 @@ from message_store.interface.delay_store import (
 )
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
-from message_store.writing.store import LiveStore
+from message_store.writing.store import EngineOnFiles, LiveStore
 
 if TYPE_CHECKING:
     from message_store.base.clock import Clock
-    from message_store.base.companions import Companions
     from message_store.columns.byte_column import Int64s
     from message_store.columns.message_batch import MessageBatch
     from message_store.format.delay_levels import DelayLevels
@@ -95,7 +92,7 @@ _SETTINGS = StoreSettings()
 _RULES = LevelRules()
 
 
-class LevelStore(ClosedOnExit):
+class LevelStore(EngineOnFiles):
     """``DelayStore`` over the delay levels of one store directory. Made by ``open``.
 
     ``state`` and ``live`` are what it is made of, for tools that look closer.
@@ -163,21 +160,6 @@ class LevelStore(ClosedOnExit):
     def levels(self) -> DelayLevels:
         """What ``AtLevel`` means."""
         return self.live.levels
-
-    @property
-    def clock(self) -> Clock:
-        """What stamps its records."""
-        return self.live.clock
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by whoever reads or writes."""
-        return self.live.lock
-
-    @property
-    def companions(self) -> Companions:
-        """What is kept beside it."""
-        return self.live.companions
 
     # --- in ---------------------------------------------------------------------------------------
 

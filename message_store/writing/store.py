@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from message_store.base.clock import Clock, SystemClock
+from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.companions import Companions
 from message_store.base.errors import (
     StoreClosedError,
@@ -440,6 +441,27 @@ class LiveStore:
         """In a forked child: closed, and nothing of it touched."""
         self.lock = threading.RLock()  # another thread of the parent may have held it
         self.is_closed = self._is_parents = True
+
+
+class EngineOnFiles(ClosedOnExit):
+    """What every engine has that stands on such a root, ``live``; consumer groups ask for it."""
+
+    live: LiveStore
+
+    @property
+    def clock(self) -> Clock:
+        """What stamps its records."""
+        return self.live.clock
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever reads or writes."""
+        return self.live.lock
+
+    @property
+    def companions(self) -> Companions:
+        """What is kept beside it."""
+        return self.live.companions
 
 
 def _is_near(last: tuple[int, int], now: tuple[int, int]) -> bool:

@@ -144,3 +144,13 @@ def test_a_stream_gives_messages_as_they_become_due(bench: GroupBench) -> None:
 
     assert asyncio.run(take(2)) == [b"a", b"b"]
     assert bench.group().lag("orders").total == 0
+
+
+@pytest.mark.parametrize("handlers", [{"orders": print}, {("orders", "billing"): None}])
+def test_handlers_that_can_handle_nothing_are_refused(
+    bench: GroupBench, handlers: dict[object, object]
+) -> None:
+    bench.deliver("a")
+    with pytest.raises(TypeError, match="by \\(topic, group\\)"):
+        run_consumers(bench.store, handlers)  # type: ignore[arg-type]
+    assert bench.bodies(bench.group()) == ["a"]

@@ -3,15 +3,11 @@
 questions and answers, opening and closing.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from message_store.base.clock import Clock
-from message_store.base.closed_on_exit import ClosedOnExit
-from message_store.base.companions import Companions
 from message_store.base.errors import SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
@@ -26,7 +22,7 @@ from message_store.interface.delay_store import (
     Receipt,
 )
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.writing.store import LiveStore
+from message_store.writing.store import EngineOnFiles, LiveStore
 from message_store.writing.topics import LiveTopic
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
@@ -36,7 +32,7 @@ from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS, asked_by
 Made = TypeVar("Made")
 
 
-class TimerStore(ClosedOnExit, ABC):
+class TimerStore(EngineOnFiles, ABC):
     """``DelayStore`` over records of ``rmq_sys_wheel_timer`` and their queue.
 
     ``levels`` are what ``AtLevel`` means. One thread at a time works, the others wait.
@@ -44,33 +40,13 @@ class TimerStore(ClosedOnExit, ABC):
 
     def __init__(self, store: LiveStore, intake: TimerIntake) -> None:
         self.levels = store.levels
-        self._store = store
+        self.live = self._store = store
         self._clock = store.clock
         self._intake = intake
         self._next_due: int | None = None
         self._knows_next_due = False
         self._group = store.group(self._flush)
         self._is_closed = False
-
-    @property
-    def live(self) -> LiveStore:
-        """The log and the queues that it stands on."""
-        return self._store
-
-    @property
-    def clock(self) -> Clock:
-        """What stamps its records."""
-        return self._clock
-
-    @property
-    def lock(self) -> "threading.RLock":
-        """Held by whoever reads or writes."""
-        return self._store.lock
-
-    @property
-    def companions(self) -> Companions:
-        """What is kept beside it."""
-        return self._store.companions
 
     @contextmanager
     def _use(self) -> Iterator[None]:
