@@ -207,6 +207,8 @@ class LevelStore(EngineOnFiles):
         """Whether a broker with these timings would look at its levels now."""
         if self._first_call_ms is None:
             self._first_call_ms = now_ms
+        if self._last_look_ms is not None and now_ms < self._last_look_ms:
+            self._last_look_ms = now_ms  # set back: a broker's next look is as far as it was
         if self._next_look_ms(now_ms) > now_ms:
             return False
         self._last_look_ms = now_ms
@@ -214,11 +216,12 @@ class LevelStore(EngineOnFiles):
 
     def _next_look_ms(self, now_ms: int) -> int:
         """When the levels are looked at, at this time or after it. No look has to be waited for
-        that a clock was set back from.
+        that a clock was set back from, and the first run comes once: a clock that is set back into
+        its wait begins no other.
         """
-        timings = self.state.rules.timings
+        timings, has_looked = self.state.rules.timings, self._last_look_ms is not None
         for since_ms, wait_ms in (
-            (self._first_call_ms, timings.first_run_ms),
+            (None if has_looked else self._first_call_ms, timings.first_run_ms),
             (self._last_look_ms, timings.poll_ms),
         ):
             if since_ms is not None and since_ms <= now_ms < since_ms + wait_ms:
