@@ -161,6 +161,7 @@ class AgainstReference(RuleBasedStateMachine):
             async_rules=AsyncRules() if self.is_async else None,
         )
         self.reference.service.next_persist_ms = 1 << 60  # the first time is no setting in brokers
+        self.reference.flush()  # ``LevelStore`` saves at once what it corrected
         self.fast.advance(self.clock.now_ms())  # from here on it counts a second, as a broker does
         self.look_again()
 
