@@ -203,6 +203,28 @@ def long_functions(source: Source, max_lines: int) -> list[str]:
     ]
 
 
+def silent_raises(source: Source) -> list[str]:
+    """Public functions that raise an error of their own and do not say so to who calls them."""
+    found = []
+
+    def look(body: list[ast.stmt]) -> None:
+        for node in body:
+            if getattr(node, "name", "_").startswith("_"):
+                continue
+            if isinstance(node, ast.ClassDef):
+                look(node.body)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                raises = [each.exc for each in ast.walk(node) if isinstance(each, ast.Raise)]
+                errors = [ast.unparse(error) for error in raises if error is not None]
+                says = ast.get_docstring(node) or ""
+                is_said = "aise" in says or "efuse" in says or "NotImplementedError" in errors
+                if errors and not is_said:
+                    found.append(f"{source.path}:{node.lineno}: {node.name} raises {errors}")
+
+    look(source.tree.body)
+    return found
+
+
 def circles(sources: list[Source]) -> list[list[str]]:
     """Modules that import each other, directly or in a round, for types alone too."""
     paths = {module_name(source): source for source in sources}

@@ -30,6 +30,7 @@ from tests.source_laws import (
     own_fields,
     product_sources,
     rooms_up,
+    silent_raises,
     steps_up,
     uses_of,
 )
@@ -312,6 +313,7 @@ def two_circles(source: Source) -> list[list[str]]:
         (lambda s: uses_of(s, frozenset({"print"})), "print('hello')"),
         (lambda s: long_functions(s, 2), "def f():\n    a = 1\n    return a"),
         (lambda s: foreign_fields(s, {"end"}), "def f(log):\n    log.end = 1"),
+        (silent_raises, "class A:\n    def f(self):\n        'Do.'\n        raise ValueError"),
         (two_circles, "from legacy_levels.copies.other import x"),
         (two_circles, "import legacy_levels.copies.other"),
     ],
@@ -431,6 +433,12 @@ def test_a_module_is_a_chapter() -> None:
 
 def test_functions_fit_a_screen() -> None:
     assert [found for source in PRODUCT for found in long_functions(source, 60)] == []
+
+
+def test_a_function_says_what_it_raises() -> None:
+    # What a verb says to a person is in its help; its exit codes are tested.
+    told = [source for source in PRODUCT if not source.path.startswith("delaywheel/terminal/")]
+    assert [found for source in told for found in silent_raises(source)] == []
 
 
 def test_no_test_is_skipped_without_a_reason() -> None:

@@ -66,7 +66,9 @@ class TimeIndexIntake:
             raise DelayLimitError(f"{error}: the log's retention (retention_ms)") from None
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be kept."""
+        """Store many messages, or none when one of them cannot be kept: raises the error of the
+        latest.
+        """
         promised_ms = np.maximum(due_ms, now_ms)
         if len(due_ms):
             latest = int(np.argmax(due_ms))

@@ -44,7 +44,9 @@ class WallRun:
     _errors: list[BaseException] = attrs.field(factory=list)
 
     def run(self) -> None:
-        """Until everything that was taken has been delivered, or is long overdue."""
+        """Until everything that was taken has been delivered, or is long overdue. Raises what ended
+        a thread of the run.
+        """
         gc.collect()
         gc.freeze()
         self.watch.look(self.watch.workload.start_ms, always=True)

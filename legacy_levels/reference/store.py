@@ -184,7 +184,9 @@ class LiveBroker:
             return None
 
     def async_put_message(self, message: StoredMessage) -> Future[bool]:
-        """Append at once: the answer is known when this returns."""
+        """Append at once: the answer is known when this returns. Raises BadFieldError for a topic
+        that no broker takes.
+        """
         answer: Future[bool] = Future()
         if problem := topic_problem(message.topic, FROM_LEVEL):
             raise BadFieldError(problem, found=message.topic[:64])
@@ -328,7 +330,9 @@ class ReferenceLevelStore(ClosedOnExit):
             return self._intake.store(message, queue, due_ms, promised_ms, now_ms, level, None)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many, one by one, or none when one of them cannot be stored."""
+        """Store many, one by one, or none when one of them cannot be stored. Raises ValueError
+        where the due times are not as many.
+        """
         from message_store.columns.byte_column import ByteColumn, int64s
         from message_store.intake.batch import draft_batch
         from message_store.interface.delay_store import BatchReceipt

@@ -396,7 +396,8 @@ class LiveSegments:
     def begin_sync(self) -> Unsynced:
         """Note all that was written and not synced; ``finish`` may run without a lock.
 
-        Data that another thread is still syncing counts as not synced.
+        Data that another thread is still syncing counts as not synced. Raises TargetError when a
+        file cannot be opened.
         """
         note = (set(self._dirty), set(self._unsynced_names))
         for starts, names in tuple(self._being_synced):  # whoever is done leaves without a lock

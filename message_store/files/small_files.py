@@ -62,7 +62,7 @@ def read_beginning(path: Path, size_bytes: int) -> bytes:
 
 
 def read_piece(path: Path, position: int, size_bytes: int) -> bytes:
-    """As :func:`read_beginning`, from a position on."""
+    """As :func:`read_beginning`, from a position on. Raises SourceError."""
     descriptor = _open_for_reading(path)
     if descriptor is None:
         return b""
@@ -257,7 +257,9 @@ class InPlaceFile:
             raise TargetError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
     def write(self, content: bytes | memoryview, *, at: int = 0, durably: bool = False) -> None:
-        """Write ``content`` at byte ``at``; ``durably`` returns when it is on disk."""
+        """Write ``content`` at byte ``at``; ``durably`` returns when it is on disk. Raises
+        TargetError when the disk refuses.
+        """
         try:
             if os.pwrite(self._descriptor, content, at) != len(content):
                 raise OSError(errno.ENOSPC, "only a part could be written")
@@ -267,7 +269,9 @@ class InPlaceFile:
             raise TargetError(f"{self._path}: cannot be written: {reason_of(error)}") from error
 
     def another_handle(self) -> int:
-        """A handle of its own for the file, which the caller closes."""
+        """A handle of its own for the file, which the caller closes. Raises TargetError when it
+        cannot be opened.
+        """
         try:
             return os.dup(self._descriptor)
         except OSError as error:

@@ -88,7 +88,7 @@ class BatchDraft:
 
     def bind(self, queue_ids: Int64s, queue_offsets: Int64s, now_ms: int) -> Fill:
         """The function that writes the records, once each has its queue id and queue offset (int64)
-        in the system topic; all stored now.
+        in the system topic; all stored now. Raises ValueError where these are not as many.
         """
         if len(queue_ids) != len(self) or len(queue_offsets) != len(self):
             raise ValueError(f"{len(self)} records need as many queue ids and offsets")

@@ -47,7 +47,7 @@ def describe_unfinished_change(root: StoreRoot) -> str | None:
 
 @contextmanager
 def telling_of_half_a_change(root: StoreRoot) -> Iterator[None]:
-    """Add to a TargetError that stops a change half-way how the change is ended."""
+    """Add to a TargetError that stops a change half-way how the change is ended, and raise it."""
     try:
         yield
     except TargetError as error:

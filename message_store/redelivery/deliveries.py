@@ -62,7 +62,9 @@ class LogDeliveries:
         return LogDeliveries(self.store, *map(np.concatenate, pairs))
 
     def to_batch(self) -> StoredBatch:
-        """All of them as columns, in memory of their own."""
+        """All of them as columns, in memory of their own. Raises TruncatedRecordError, with its
+        offset, for a record that retention took meanwhile.
+        """
         packed = np.empty(int(self.sizes.sum()), np.uint8)
         with self.store.reading():
             addresses = self.store.log.record_addresses(self.offsets, self.sizes)

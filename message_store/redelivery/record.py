@@ -87,7 +87,7 @@ ROLLED = Rewrite(
 
 
 def destination_of(message: StoredMessage, how: Rewrite) -> tuple[str, int]:
-    """Topic and queue that a record goes to; BadFieldError with the reason where it can go nowhere.
+    """Topic and queue that a record goes to. Raises BadFieldError where it can go nowhere.
 
     The last of equal properties counts and an empty one does not, as in Java.
     """

@@ -42,7 +42,9 @@ def run_job(
     done: Callable[[int], None],
     name: str,
 ) -> list[Result]:
-    """``function`` of every task, in the order of the tasks; see ``run_tasks``."""
+    """``function`` of every task, in the order of the tasks; see ``run_tasks``. Raises the error
+    of the first task that failed.
+    """
     results: list[Result] = []
     for outcome in run_each(spark, tasks, function, done, name):
         if isinstance(outcome, DelayStoreError):

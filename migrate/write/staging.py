@@ -43,7 +43,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @contextmanager
 def target_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a TargetError that names the file."""
+    """Raises a TargetError that names the file in place of an OSError."""
     try:
         yield
     except OSError as error:

@@ -171,7 +171,9 @@ class IndexDb:
         return pair
 
     def state(self) -> IndexState | None:
-        """What was last said of the whole; None in a new database."""
+        """What was last said of the whole; None in a new database. Raises DamagedIndexError when it
+        is no state, SourceError when its version is unknown.
+        """
         with self._told():
             content = self._db.get(STATE_KEY)
         if content is None:
@@ -184,7 +186,9 @@ class IndexDb:
         return IndexState(**fields)
 
     def newest(self) -> Newest | None:
-        """The record that the log must have for the state to hold; None where it was on disk."""
+        """The record that the log must have for the state to hold; None where it was on disk.
+        Raises DamagedIndexError when it is no record.
+        """
         with self._told():
             content = self._db.get(NEWEST_KEY)
         if content is None:

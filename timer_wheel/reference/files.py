@@ -103,7 +103,9 @@ class RecordsOfStore:
         self._delivered: list[Put] = []
 
     def get_message(self, offset_py: int, size_py: int) -> StoredMessage | None:
-        """The record that lies there; None where none can be read. See the protocol."""
+        """The record that lies there; None where none can be read. Raises BadFieldError when it is
+        larger than the buffer. See the protocol.
+        """
         if size_py > MAX_MESSAGE_BYTES + 100:
             if self._store.dialect is Dialect.ROCKETMQ_5_3:
                 raise BadFieldError("a record larger than the buffer", found=size_py)

@@ -88,7 +88,9 @@ class TimerStore(EngineOnFiles, ABC):
             return self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be kept."""
+        """Store many messages, or none when one of them cannot be kept. Raises ValueError where the
+        due times are not as many.
+        """
         due_ms = int64s(due_ms)
         if due_ms.shape != (len(batch),):
             raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
