@@ -20,7 +20,14 @@ from message_store.format.layout import Layout
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.properties import LEVEL_TOPIC
-from message_store.format.queue_unit import EXT_UNIT, QUEUE_UNIT
+from message_store.format.queue_unit import (
+    EXT_UNIT,
+    QUEUE_END,
+    QUEUE_ROW,
+    QUEUE_ROW_KEY_HEAD,
+    QUEUE_ROW_KEY_TAIL,
+    QUEUE_UNIT,
+)
 from message_store.format.record_layout import (
     BLANK_RECORD,
     BODY_RUN,
@@ -151,6 +158,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "log end": _tables(LOG_END),
     "queue": _tables(QUEUE_UNIT, EXT_UNIT),
     "queue example": _annotated_bytes(QUEUE_UNIT, "00000000000004d2000000b70000018bcfe652db"),
+    "queue rows": _tables(QUEUE_ROW_KEY_HEAD, QUEUE_ROW_KEY_TAIL, QUEUE_ROW, QUEUE_END),
+    "queue row example": _annotated_bytes(
+        QUEUE_ROW, "00000000000000000000092f000001a20c6cda4e000001a20c6cd666"
+    ),
     "wheel": _tables(SLOT),
     "wheel example": _annotated_bytes(
         SLOT, "000000006553ff10000000000000000000000000000000340000000200000000"

@@ -116,10 +116,11 @@ class GoneQueue:
 def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, ...]:
     """The levels of a store whose queue has no file, though one was there, in order of level.
 
-    None where no queue of any topic is left: then a broker makes all of them anew. ``is_held`` says
-    that the caller keeps writers out. Raises SourceError where the disk refuses.
+    None where no queue of any topic is left: then a broker makes all of them anew. So does one that
+    kept them in RocksDB and was killed, of those that were not flushed. ``is_held`` says that the
+    caller keeps writers out. Raises SourceError where the disk refuses.
     """
-    if not list_directories(store.consume_queues):
+    if store.lacks_newest_entries or not list_directories(store.consume_queues):
         return ()
     # A writer may be at work. What shows that a queue was there is read before the queues, so that
     # a queue that is made meanwhile is found. It has a directory before it has a file.

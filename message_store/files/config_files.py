@@ -3,8 +3,9 @@
 would.
 
 Reading takes the main file, else its `.bak`, else the readable part of the main one, else nothing.
-A store with a damaged configuration still has its messages. Every member of an entry is kept, known
-or not, so that a copy loses nothing.
+Brokers with queues in RocksDB keep the same there (``rocksdb_config``). A store with a damaged
+configuration still has its messages. Every member of an entry is kept, known or not, so that a copy
+loses nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import BadFieldError
+from message_store.files.rocksdb_config import config_in_rocksdb
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect, JsonObject, JsonValue, examine, write
@@ -147,7 +149,11 @@ def _number(value: JsonValue, default: int) -> int:
 
 
 def read_config(root: Path, name: str) -> ConfigText:
-    """A file under ``config/`` by the lenient order; never raises for damage."""
+    """A file under ``config/`` by the lenient order, or what RocksDB has in its place; never raises
+    for damage.
+    """
+    if (in_rocksdb := config_in_rocksdb(root, name)) is not None:
+        return ConfigText(*in_rocksdb)
     main = StoreRoot(root).config_file(name)
     problems: list[str] = []
     saved: JsonObject = {}

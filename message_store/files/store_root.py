@@ -21,11 +21,16 @@ from message_store.base.errors import (
     StoreLockedError,
     StoreOpenError,
     TargetError,
-    UnsupportedStoreError,
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
 from message_store.files.dledger import NO_LINK, entries_directory, readable_entries
+from message_store.files.rocksdb_queues import (
+    QUEUES,
+    queue_database,
+    queues_directory,
+    require_readable_queues,
+)
 from message_store.files.segments import holds_queues, list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
@@ -41,7 +46,9 @@ _OF_AN_OPEN_FILE = -1
 
 @attrs.frozen
 class StoreRoot:
-    """The directory of a broker's store; paths only, nothing is opened or made."""
+    """The directory of a broker's store; paths only, nothing is opened or made. But queues that lie
+    in RocksDB are copied into files when somebody asks where they are.
+    """
 
     path: Path = attrs.field(converter=Path)
 
@@ -52,8 +59,10 @@ class StoreRoot:
 
     @property
     def consume_queues(self) -> Path:
-        """The parent of all consume queues."""
-        return self.path / "consumequeue"
+        """The parent of all consume queues; of those in RocksDB, of a copy (``rocksdb_queues``).
+        Raises what ``queues_directory`` does.
+        """
+        return queues_directory(self.path)
 
     @property
     def timer_log(self) -> Path:
@@ -122,11 +131,18 @@ class StoreRoot:
         """Whether no `abort` file says otherwise."""
         return not is_present(self.abort)
 
+    @property
+    def lacks_newest_entries(self) -> bool:
+        """Whether its queues are in RocksDB and its broker was killed: they end where they were
+        last flushed, and a broker that starts reads the log from there.
+        """
+        return not self.was_stopped_cleanly and queue_database(self.path) is not None
+
     def require_readable(self) -> None:
         """Raise SourceError unless this is a store directory of a kind that we read.
 
-        RocksDB queues are named as such (UnsupportedStoreError): reading on would find nothing and
-        report a store full of messages as empty.
+        What is recognised and not read is named as such (UnsupportedStoreError): reading on would
+        find nothing and report a store full of messages as empty.
         """
         try:
             self._require_readable()
@@ -142,18 +158,16 @@ class StoreRoot:
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         names = set(os.listdir(self.path))
-        if (self.consume_queues / "CURRENT").exists() or "consumequeue_rocksdb" in names:
-            raise UnsupportedStoreError(
-                f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), not supported"
-            )
+        require_readable_queues(self.path)
         entries = readable_entries(self.path, self.commit_log)
         if "commitlog" not in names and entries is None:
             raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
-        self.require_inside(self.commit_log, self.consume_queues, self.config, self.timer_log)
+        queues = self.path / QUEUES
+        self.require_inside(self.commit_log, queues, self.config, self.timer_log)
         self._require_no_links(self.commit_log, self.timer_log, *([entries] if entries else []))
         for topic in WAITING_TOPICS:
-            self._require_no_links(self.consume_queues / topic)
-            self._require_no_links(self.consume_queues.with_name("consumequeue_ext") / topic)
+            self._require_no_links(queues / topic)
+            self._require_no_links(queues.with_name("consumequeue_ext") / topic)
 
     @property
     def has_lost_log(self) -> bool:

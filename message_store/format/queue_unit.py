@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One unit of a consume queue, and of its extension: the bytes alone (docs/FORMAT.md)."""
+"""One unit of a consume queue, of its extension, and of a queue in RocksDB: the bytes alone
+(docs/FORMAT.md).
+"""
 
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.layout import Field, Layout
@@ -30,3 +32,31 @@ MAX_EXT_ADDRESS = -(2**31) - 1
 
 MAX_NEUTRAL_BYTES = 2
 """An entry of so few bytes, at the end of its record, is one that was delivered or taken back."""
+
+QUEUE_ROW = Layout(
+    "consume queue row in RocksDB",
+    (*QUEUE_UNIT.fields, Field("store_timestamp_ms", "i64", "when the broker stored the message")),
+)
+QUEUE_ROW_KEY_HEAD = Layout(
+    "consume queue key in RocksDB, before the topic",
+    (
+        Field("topic_bytes", "i32", "length of the topic in UTF-8"),
+        Field("separator", "i8", "1; the topic follows"),
+    ),
+)
+QUEUE_ROW_KEY_TAIL = Layout(
+    "consume queue key in RocksDB, behind the topic",
+    (
+        Field("separator", "i8", "1"),
+        Field("queue_id", "i32", "the queue"),
+        Field("separator_2", "i8", "1"),
+        Field("queue_offset", "i64", "the ordinal in the queue"),
+    ),
+)
+QUEUE_END = Layout(
+    "consume queue end in RocksDB",
+    (
+        Field("commit_log_offset", "i64", "where the queue's last (or first) message begins"),
+        Field("queue_offset", "i64", "its ordinal: a queue ends one behind its last one"),
+    ),
+)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from message_store.base.errors import OptionsError, SourceError, reason_of
+from message_store.files.rocksdb_queues import refuse_queue_database
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
@@ -25,6 +26,7 @@ _NAMED = {
 _TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
 DELAY_OFFSETS_NAME = "delayOffset.json"
+NO_ENGINE_APPENDS = "no engine can append to them; `delaywheel convert` moves what waits to a wheel"
 
 
 def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
@@ -93,11 +95,13 @@ def choose_engine(
     """The engine to open a store with: the one asked for, or else the one whose store it is.
 
     Raises SourceError for a directory that is no store, unless it ``may_be_new`` and is missing or
-    empty; OptionsError where nothing or two engines lie in it and none was asked for.
+    empty, and for queues in RocksDB. Raises OptionsError where nothing or two engines lie in it and
+    none was asked for.
     """
     is_new = may_be_new and _is_new(store.path)
     if not is_new:
         store.require_readable()
+        refuse_queue_database(store.path, NO_ENGINE_APPENDS)
     if asked is not None:
         return asked
     engines = () if is_new else engines_in(store)

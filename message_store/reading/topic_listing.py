@@ -10,8 +10,9 @@ from pathlib import Path
 
 import attrs
 
-from message_store.base.errors import FormatError
+from message_store.base.errors import FormatError, UnsupportedStoreError
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_queues import queue_database
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
@@ -35,10 +36,16 @@ def topics_with_queues(path: Path) -> dict[str, list[int]]:
     """The topics that something was ever put into, the engines' own among them, each with the
     numbers of its queues in order.
 
-    Raises SourceError for a directory that is no store.
+    Raises SourceError for a directory that is no store, UnsupportedStoreError for one with its
+    queues in RocksDB.
     """
     store = StoreRoot(path)
     store.require_readable()
+    if (database := queue_database(path)) is not None:
+        raise UnsupportedStoreError(
+            f"{database}: of consume queues in RocksDB only those of pending messages are read;"
+            " `delaywheel pending` lists these"
+        )
     return {
         directory.name: [number for number, _ in _queues(directory)]
         for directory in list_directories(store.consume_queues)

@@ -3,9 +3,11 @@
 
 from message_store.base.errors import SourceError, TargetError, UnsupportedStoreError, reason_of
 from message_store.files.dledger import refuse_member
+from message_store.files.rocksdb_queues import refuse_queue_database
 from message_store.files.segments import holds_queues
 from message_store.files.small_files import make_directories, sync_directory
 from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import NO_ENGINE_APPENDS
 from message_store.reading.unfinished_change import refuse_unfinished_change
 
 
@@ -19,6 +21,7 @@ def refuse_unwritable(root: StoreRoot) -> None:
         root.path,
         "no engine can append to its log; `delaywheel convert` moves what waits to a wheel",
     )
+    refuse_queue_database(root.path, NO_ENGINE_APPENDS)
     try:
         make_directories(root.path)
         is_new = not root.commit_log.exists() and not root.consume_queues.exists()

@@ -7,6 +7,7 @@ import attrs
 
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.base.printable import counted
+from message_store.files.rocksdb_queues import queue_database
 from message_store.files.small_files import read_small_file
 from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
@@ -32,6 +33,11 @@ DLEDGER_MEMBER = info(
     "a broker that starts here without enableDLegerCommitLog finds no log: it deletes the consume"
     " queues and serves nothing",
     "start it with its group only, or make an ordinary store of it with `delaywheel plain`",
+)
+ROCKSDB_QUEUES = info(
+    "queues-in-rocksdb",
+    "a broker that starts here with another storeType finds no queue",
+    "start it with storeType=defaultRocksDB; `delaywheel convert` makes a target with files",
 )
 DISK_CLEANS = info(
     "disk-cleans-early",
@@ -110,6 +116,8 @@ def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
     if (member := member_state(root)) is not None:
         problem = f"member {member.member} of a DLedger group, whose log ends at {member}"
         yield DLEDGER_MEMBER.at(root.path, problem)
+    if (database := queue_database(root.path)) is not None:
+        yield ROCKSDB_QUEUES.at(snapshot.relative(database), "the consume queues are in RocksDB")
     if snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
         yield SLAVE.at("the broker's configuration", "brokerRole=SLAVE")
 

@@ -19,6 +19,7 @@ from message_store.files.config_files import (
     read_consumer_offsets,
     read_topics,
 )
+from message_store.files.rocksdb_queues import queue_database
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.format.checkpoint import StoreCheckpoint
@@ -79,11 +80,18 @@ NOT_INDEXED = warning(
     " stop it numbers the others wrongly",
     "start and stop the old broker once before it is replaced; a conversion takes them along",
 )
+NOT_FLUSHED = warning(
+    "queues-not-flushed",
+    "RocksDB lost them with the broker: one that starts here reads its last ten log files for them"
+    " (commitLogRecoverMaxNum)",
+    "a conversion reads all of the log, and takes them along",
+)
 TEN_FILES = error(
     "recovery-ten-files",
-    "5.4 and newer read at most ten log files when they start: earlier messages that are in no"
-    " queue are never delivered",
-    "start such a broker once with commitLogRecoverMaxNum above the number of log files",
+    "5.4 and newer read at most ten log files when they start (commitLogRecoverMaxNum): earlier"
+    " messages that are in no queue are never delivered",
+    "start such a broker once with commitLogRecoverMaxNum above the number of log files, or convert"
+    " the store",
 )
 CHECKPOINT_AHEAD = warning(
     "checkpoint-ahead",
@@ -111,6 +119,7 @@ SYSTEM_TOPIC_CHANGED = warning(
 
 
 RECOVERED_FILES = 10
+RECOVERED_FILES_SETTING = "commitLogRecoverMaxNum"
 """RocketMQ: MessageStoreConfig#commitLogRecoverMaxNum (5.4.0)."""
 _CLOCK_SLACK_MS = 1_000
 SIZE_SETTINGS = {
@@ -151,7 +160,9 @@ def check_configs(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Configuration files that are damaged, and what they say of the broker's own topics."""
     for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
         problems = read_config(snapshot.root.path, name).problems
-        if len(problems) == 2:
+        if problems and queue_database(snapshot.root.path) is not None:
+            yield CONFIG_UNREADABLE.at(f"config/{name} in RocksDB", _short(problems))
+        elif len(problems) == 2:
             yield CONFIG_UNREADABLE.at(
                 f"config/{name}", f"damaged, and its .bak: {_short(problems)}"
             )
@@ -200,17 +211,12 @@ def _queue_count(entry: Mapping[str | int, object]) -> int | None:
 def check_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """What a starting broker does not find: records in no queue, a checkpoint that lies."""
     backlog = snapshot.backlog
-    segments = snapshot.log.segments
     if backlog is not None and (count := backlog.total("not_in_queue")) and not snapshot.is_running:
         problem = counted(count, "delayed message is", "delayed messages are")
-        yield NOT_INDEXED.at("consumequeue", f"{problem} in the log and in no queue")
-    if len(segments) > RECOVERED_FILES:
-        first_seen = segments[-RECOVERED_FILES].start_offset
-        indexed_end = find_indexed_end(snapshot.root.path, snapshot.log).log_offset
-        if indexed_end < first_seen and not snapshot.is_running:
-            unknown = f"no queue knows the records from {indexed_end} on"
-            problem = f"{len(segments)} log files, and {unknown}"
-            yield TEN_FILES.at("commitlog", problem)
+        rule = NOT_FLUSHED if snapshot.root.lacks_newest_entries else NOT_INDEXED
+        yield rule.at("consumequeue", f"{problem} in the log and in no queue")
+    if not snapshot.is_running:
+        yield from _beyond_recovery(snapshot)
     content = read_small_file(snapshot.root.checkpoint)
     has_crashed = snapshot.is_dirty and not snapshot.is_running
     if content is not None and has_crashed and backlog is not None:
@@ -223,6 +229,32 @@ def check_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
     if guess.format == ROCKETMQ_4 and len(snapshot.level_rows):
         waiting = counted(len(snapshot.level_rows), "message waits", "messages wait")
         yield UPGRADE.at(snapshot.root.path, f"a 4.x store in whose levels {waiting}")
+
+
+def _beyond_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    """Records in no queue that lie before the log files which a starting broker reads."""
+    segments, backlog = snapshot.log.segments, snapshot.backlog
+    read_files = _recovered_files(snapshot.options.conf)
+    if len(segments) <= read_files:
+        return
+    first_seen = segments[-read_files].start_offset
+    indexed_end = find_indexed_end(snapshot.root.path, snapshot.log).log_offset
+    if indexed_end >= first_seen:
+        return
+    problem = f"{len(segments)} log files, and no queue knows the records from {indexed_end} on"
+    if backlog is not None:
+        offsets = backlog.commit_log_offset
+        lost = int(((offsets >= indexed_end) & (offsets < first_seen)).sum())
+        problem += f": {lost:,} of {counted(len(backlog), 'pending message')} before {first_seen:,}"
+    yield TEN_FILES.at("commitlog", problem)
+
+
+def _recovered_files(conf: Mapping[str, str]) -> int:
+    try:
+        stated = parse_long(conf.get(RECOVERED_FILES_SETTING, str(RECOVERED_FILES)))
+    except BadFieldError:
+        return RECOVERED_FILES
+    return stated if stated > 0 else RECOVERED_FILES
 
 
 _UPDATE = (

@@ -166,7 +166,8 @@ def check_offsets(snapshot: StoreSnapshot) -> Iterator[Finding]:
 
 def _of_queue(snapshot: StoreSnapshot, queue: LevelQueue) -> Iterator[Finding]:
     stored, name = queue.stored_offset, snapshot.level_name(queue.level)
-    if stored is not None and stored > queue.queue_max and not snapshot.is_running:
+    is_behind = snapshot.is_running or snapshot.root.lacks_newest_entries
+    if stored is not None and stored > queue.queue_max and not is_behind:
         problem = f"offset {stored:,}, where the queue ends at {queue.queue_max:,}"
         yield OFFSETS_BEYOND.at(name, problem)
     elif stored is not None and stored < queue.queue_min:

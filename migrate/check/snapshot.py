@@ -22,6 +22,7 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from message_store.base.errors import DelayStoreError, FormatError, SourceError
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_queues import QUEUES
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
@@ -102,7 +103,9 @@ class StoreSnapshot:
         return self.options.conf.get(key, "").strip().lower() == _TRUE
 
     def relative(self, path: Path) -> str:
-        """A path as people read it: within the store."""
+        """A path as people read it: within the store, also of a queue that lies in RocksDB."""
+        if not path.is_relative_to(self.root.path):
+            path = self.root.path / QUEUES / path.relative_to(self.root.consume_queues)
         return path.relative_to(self.root.path).as_posix()
 
     @property

@@ -19,6 +19,7 @@ from message_store.base.errors import FormatError, OptionsError, SourceError, Un
 from message_store.base.printable import counted
 from message_store.files.dledger import refuse_member
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_queues import refuse_queue_database
 from message_store.files.segments import (
     SegmentReader,
     holds_queues,
@@ -109,6 +110,11 @@ def refuse_store(root: StoreRoot) -> None:
         root.path,
         "what is appended to one member alone takes it apart from the others, and a broker without"
         " the group deletes its consume queues; convert into a fresh store",
+    )
+    refuse_queue_database(
+        root.path,
+        "what is appended to the log alone leaves a hole there, which no consumer gets past;"
+        " convert into a fresh store",
     )
     root.require_log()
     require_whole_log(root)

@@ -8,6 +8,7 @@ from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from message_store.base.errors import OptionsError
 from message_store.base.printable import printable
 from message_store.files.config_files import read_topics
+from message_store.files.rocksdb_queues import queue_database
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.topic_listing import topics_with_queues
@@ -63,7 +64,9 @@ def absent_choices(
     ]
     asked = list(topics)
     if asked:
-        known_topics = sorted({*topics_with_queues(store.path), *read_topics(store.path)})
+        is_in_rocksdb = queue_database(store.path) is not None
+        with_queues = () if is_in_rocksdb else topics_with_queues(store.path)
+        known_topics = sorted({*with_queues, *read_topics(store.path)})
         warnings += [
             f"{store.path}: no message for topic {topic!r} was found, and the store does"
             f" not know that topic; it knows: {_listed(known_topics)}"

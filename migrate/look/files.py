@@ -13,6 +13,7 @@ from legacy_levels.delay_offsets import OffsetsFile
 from message_store.base.errors import SourceError
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_queues import queue_database
 from message_store.files.segments import Segment, SegmentReader, list_directories, list_segments
 from message_store.files.small_files import (
     is_directory,
@@ -63,6 +64,7 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
     marks = {
         "there is a time index, of which a broker delivers nothing": is_time_index,
         "there is a hierarchical wheel, on which no broker starts": is_hierarchy,
+        "consume queues are in RocksDB": queue_database(store.path) is not None,
         "there is a timer wheel": is_present(store.timer_wheel) and not is_hierarchy,
         "there is a timer log": bool(list_segments(store.timer_log)),
         "there is config/timercheck": is_present(store.config_file(TIMER_CHECKPOINT_NAME)),
@@ -134,10 +136,12 @@ class RowFault:
 
 def file_rows(store: StoreRoot) -> Iterator[SegmentReader]:
     """Every row of files of a store, as far as most of its files tell with their right length.
-    Nothing is opened yet.
+    Nothing is opened yet. Queues in RocksDB are no rows of files.
     """
     yield open_log(store, _usual_length(open_log(store).segments))
     yield SegmentReader(store.timer_log, _usual_length(list_segments(store.timer_log)))
+    if queue_database(store.path) is not None:
+        return
     queues = [
         queue
         for topic in list_directories(store.consume_queues)

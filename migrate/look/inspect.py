@@ -32,6 +32,7 @@ from message_store.files.config_files import (
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.commit_log import NO_TIME
 from message_store.reading.looking import looking_at
 from message_store.reading.unfinished_change import describe_unfinished_change
@@ -216,7 +217,8 @@ class _Inspection:
             self.problems.append(
                 f"{self.store.level_queue(level)}: entries in the middle of the queue hold nothing"
             )
-        if stored is not None and not queue.queue_min <= stored <= queue.queue_max:
+        last = LONG_MAX if self.store.lacks_newest_entries else queue.queue_max
+        if stored is not None and not queue.queue_min <= stored <= last:
             self.problems.append(
                 f"level {level}: offset {stored} lies outside its queue ({queue.queue_min} to"
                 f" {queue.queue_max}); a broker goes on at {queue.from_queue_offset}"

@@ -8,6 +8,7 @@ import numpy as np
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted, shell_word
+from message_store.files.rocksdb_view import has_database
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
@@ -15,7 +16,6 @@ from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSumm
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
 from time_index.reading import has_time_index, pending_in_time_index
-from timer_wheel.reading.rocksdb_view import has_database
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
 from timer_wheel.reading.wheel_reader import read_wheel_store

@@ -22,6 +22,7 @@ from message_store.base.errors import OptionsError, SourceError, TargetError, Un
 from message_store.files.dledger import member_directory
 from message_store.files.live_segments import LiveSegments
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_queues import queue_database, refuse_queue_database
 from message_store.files.segments import Segment, SegmentReader, holds_queues, list_directories
 from message_store.files.small_files import (
     is_ordinary_file,
@@ -98,6 +99,8 @@ def make_plain(
 def _refuse(root: StoreRoot, target: Path, *, after_crash: bool) -> None:
     root.require_readable()
     root.require_log()
+    if queue_database(root.path) is not None:
+        refuse_queue_database(root.path, "only those of pending messages are read; use `convert`")
     if member_directory(root.path) is None:
         raise OptionsError(f"{root.path}: is an ordinary store already; copy it with `cp -a`")
     refuse_unfinished_change(root)

@@ -26,7 +26,8 @@ from message_store.base.errors import (
 from message_store.base.printable import counted
 from message_store.files.array_room import new_array, row_blocks
 from message_store.files.log_row import open_log
-from message_store.files.small_files import is_directory
+from message_store.files.rocksdb_queues import queue_database
+from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
@@ -67,9 +68,11 @@ def waiting_in_wheel(source: StoreRoot) -> int:
     """How many messages are pending on the source's own wheel, or in its RocksDB timeline.
 
     Counts what the wheel had not delivered when its hand last moved. The store may be older than a
-    wheel is long, and a broker that starts today would no longer reach all of it.
+    wheel is long, and a broker that starts today would no longer reach all of it. A queue that was
+    in RocksDB may be lost where the wheel is not.
     """
-    if not is_directory(source.timer_queue()):
+    may_be_lost = queue_database(source.path) is not None and is_present(source.timer_wheel)
+    if not is_directory(source.timer_queue()) and not may_be_lost:
         return 0
     wheel = read_wheel_store(
         source,

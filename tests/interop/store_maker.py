@@ -122,15 +122,23 @@ def read_still(
     root: Path,
     scratch: Path,
     topics: Iterable[str],
+    *,
+    queue_count: int | None = None,
 ) -> list[Received]:
-    """Read every record of some topics from a slave on a copy; the store itself is not opened."""
+    """Read every record of some topics from a slave on a copy; the store itself is not opened.
+
+    Where no directories show the queues, each topic has `queue_count` of them.
+    """
     copy = copy_store(root, scratch / "copy")
     (scratch / "slave").mkdir()
     slave = Broker(version, copy, scratch / "slave", settings={**settings, **_SLAVE})
-    wanted = set(topics)
+    wanted = sorted(set(topics))
     try:
         slave.start()
-        queues = [each for each in queues_of(copy) if each[0] in wanted]
+        if queue_count is None:
+            queues = [each for each in queues_of(copy) if each[0] in wanted]
+        else:
+            queues = [(topic, number) for topic in wanted for number in range(queue_count)]
         return Judge(slave, scratch / "slave-judge").read(queues)
     finally:
         slave.kill()

@@ -22,6 +22,7 @@ from migrate.settings import TargetSettings
 from migrate.write.publishing import UNFINISHED_WHEEL
 from tests.independent.dledger_member import make_member
 from tests.independent.level_store_builder import T0, LevelMessage
+from tests.independent.queue_database import move_queues
 from tests.migrate.check_case import Case
 from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then
 from tests.migrate.conversions import NOW_MS as CONVERTED_MS
@@ -210,6 +211,12 @@ CASES = [
     Case(code="checkpoint-ahead", make=then(store(abort=True), future_checkpoint)),
     Case(code="upgrade-replay", make=store(), says="3 messages wait"),
     Case(code="dledger-member", make=then(store(), make_member), says="ends at entry"),
+    Case(code="queues-in-rocksdb", make=then(store(), move_queues)),
+    Case(
+        code="queues-not-flushed",
+        make=then(store(abort=True), lambda root: move_queues(root, flushed=1)),
+        says="in the log and in no queue",
+    ),
     Case(
         code="system-topic-read",
         make=store(consumer_offsets={f"{LEVEL_TOPIC}@group": {"0": 4}}),

@@ -67,13 +67,9 @@ def without_a_log(source: Path) -> None:
     shutil.rmtree(source / "commitlog")
 
 
-def with_rocksdb_queues(source: Path) -> None:
+def without_its_rocksdb_queues(source: Path) -> None:
     shutil.rmtree(source / "consumequeue")
     (source / "consumequeue_rocksdb").mkdir()
-
-
-def with_rocksdb_in_the_queues_place(source: Path) -> None:
-    (source / "consumequeue/CURRENT").write_text("MANIFEST-000004\n")
 
 
 def with_dledger(source: Path) -> None:
@@ -97,8 +93,7 @@ SOURCES: list[tuple[str, Callable[[Path], None], type[DelayStoreError], str]] = 
     ("missing", gone, SourceError, "source: no such directory; expected a broker's store"),
     ("a file", a_file, SourceError, "source: not a directory; expected a broker's store"),
     ("no store", without_a_log, SourceError, "not a store directory: there is no commitlog/"),
-    ("rocksdb", with_rocksdb_queues, UnsupportedStoreError, "RocksDB"),
-    ("rocksdb inside", with_rocksdb_in_the_queues_place, UnsupportedStoreError, "RocksDB"),
+    ("rocksdb", without_its_rocksdb_queues, SourceError, "CURRENT: is missing"),
     ("dledger", with_dledger, UnsupportedStoreError, "DLedger"),
     ("crashed", after_a_crash, UncleanStoreError, "abort: the broker is running or has crashed"),
     ("log elsewhere", led_outside("commitlog"), SourceError, "commitlog: leads outside the store"),

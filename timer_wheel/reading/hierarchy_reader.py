@@ -15,6 +15,7 @@ import numpy as np
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import int64s
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_view import FamilyView, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Layout
@@ -42,7 +43,6 @@ from timer_wheel.reading.delete_markers import Cancelled, cancelled
 from timer_wheel.reading.outstanding import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.reading.ownership import index_path, read_active
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
-from timer_wheel.reading.rocksdb_view import FamilyView, open_families
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timer_queue import waiting_in_queue
 

@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.rocksdb_queues import has_queue_database
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
@@ -140,7 +141,11 @@ def scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) ->
 
 
 def _flushed_before(root: StoreRoot, commit_log: SegmentReader) -> int:
-    """Where a log file begins up to which the store's checkpoint says that all was on disk."""
+    """Where a log file begins up to which the store's checkpoint says that all was on disk. It says
+    nothing of queues in RocksDB.
+    """
+    if has_queue_database(root.path):
+        return commit_log.min_offset
     content = read_small_file(root.checkpoint)
     recover_from_ms = 0 if content is None else StoreCheckpoint.decode(content).recover_from_ms
     begins = [begin for begin, ms in first_store_times(commit_log) if ms <= recover_from_ms]

@@ -14,6 +14,7 @@ import numpy as np
 from message_store.base.errors import BadFieldError, UnsupportedStoreError
 from message_store.base.printable import counted
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb_view import FamilyView, has_database, holds_data, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Field, Layout
@@ -21,7 +22,6 @@ from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.format.timer_log import FLAG_DEFAULT, NO_POSITION, read_units
 from timer_wheel.format.wheel_math import Int64Array
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
-from timer_wheel.reading.rocksdb_view import FamilyView, has_database, holds_data, open_families
 from timer_wheel.reading.timer_queue import resume_queue_offset
 
 TIMELINE_KEY = Layout(

@@ -72,13 +72,15 @@ def dledger(path: Path) -> None:
     (path / "dledger-n0").mkdir()
 
 
-def rocksdb(path: Path) -> None:
-    (store(path).consume_queues / "CURRENT").write_text("")
-
-
-def separate_rocksdb(path: Path) -> None:
+def without_its_rocksdb_queues(path: Path) -> None:
     store(path)
     (path / "consumequeue_rocksdb").mkdir()
+
+
+def two_databases(path: Path) -> None:
+    (store(path).consume_queues / "CURRENT").write_text("")
+    (path / "consumequeue_rocksdb").mkdir()
+    (path / "consumequeue_rocksdb" / "CURRENT").write_text("")
 
 
 def link_to_itself(path: Path) -> None:
@@ -103,8 +105,8 @@ def a_file_as_log(path: Path) -> None:
         (link_to_itself, SourceError, "commitlog: a link that leads to itself"),
         (a_file_as_log, SourceError, "commitlog: cannot be read: Not a directory"),
         (dledger, UnsupportedStoreError, "DLedger"),
-        (rocksdb, UnsupportedStoreError, "RocksDB"),
-        (separate_rocksdb, UnsupportedStoreError, "RocksDB"),
+        (without_its_rocksdb_queues, SourceError, "CURRENT: is missing"),
+        (two_databases, UnsupportedStoreError, "two databases of consume queues"),
     ],
 )
 def test_what_is_no_store_is_named(

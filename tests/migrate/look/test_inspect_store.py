@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from message_store.base.errors import SourceError, StoreLockedError, UnsupportedStoreError
+from message_store.base.errors import SourceError, StoreLockedError
 from message_store.interface.delay_store import Pending
 from migrate.look.inspect import inspect_store
 from migrate.look.inspection import StoreInspection
@@ -321,15 +321,6 @@ def test_damaged_topics_do_not_stop_anybody(tmp_path: Path) -> None:
 
 
 # --- what is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sign", ["consumequeue/CURRENT", "consumequeue_rocksdb/CURRENT"])
-def test_queues_in_rocksdb_are_refused_by_name(tmp_path: Path, sign: str) -> None:
-    root = hand_made(tmp_path)
-    (root / sign).parent.mkdir(exist_ok=True)
-    (root / sign).write_text("MANIFEST-000001\n")
-    with pytest.raises(UnsupportedStoreError, match="RocksDB"):
-        look(root)
 
 
 def test_a_queue_directory_that_leads_out_of_the_store_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from message_store.base.errors import SourceError, UnsupportedStoreError, reason_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _POINTER = "CURRENT"
 _MANIFEST_PREFIX = "MANIFEST-"
 _DATA_ENDINGS = (".sst", ".log", ".blob")
+_ROWS_AT_ONCE = 1 << 15
 
 
 def has_database(directory: Path) -> bool:
@@ -31,18 +33,24 @@ def has_database(directory: Path) -> bool:
 
     Raises SourceError for a directory that cannot be read, and for links in it.
     """
-    return bool(_files(directory))
+    return bool(database_files(directory))
 
 
 def holds_data(directory: Path) -> bool:
     """Whether files with data lie in this directory: a new database has empty ones. Raises
     SourceError.
     """
-    return any(path.suffix in _DATA_ENDINGS and size > 0 for path, size in _files(directory))
+    return any(
+        path.suffix in _DATA_ENDINGS and facts.st_size > 0
+        for path, facts in database_files(directory)
+    )
 
 
-def _files(directory: Path) -> list[tuple[Path, int]]:
-    """The files that make up a database, with their lengths; none where there is none."""
+def database_files(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    """The files that make up a database, with what the disk says of them; none where there is none.
+
+    Raises SourceError as ``has_database``.
+    """
     if directory.is_symlink():
         raise SourceError(f"{directory}: a link in the place of a store's own directory")
     found = []
@@ -54,12 +62,12 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
             facts = path.lstat()
             if not stat.S_ISREG(facts.st_mode):
                 raise SourceError(f"{path}: no ordinary file in the place of a store's own file")
-            found.append((path, facts.st_size))
+            found.append((path, facts))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise SourceError(f"{directory}: cannot be read: {reason_of(error)}") from error
-    return sorted(found)
+    return sorted(found, key=lambda each: each[0])
 
 
 class FamilyView:
@@ -96,6 +104,31 @@ class FamilyView:
         with _as_source_error(self._directory):
             place.status()
 
+    def blocks(self, first_key: bytes, last_key: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+        """The keys from one to another, some thousand at once: how many, all keys and all values.
+
+        Raises SourceError as ``entries`` does.
+        """
+        if self._family is None:
+            return
+        key = first_key
+        with _as_source_error(self._directory):
+            items = self._family.items(from_key=first_key)
+        while True:
+            with _as_source_error(self._directory):
+                rows: list[tuple[Any, Any]] = list(islice(items, _ROWS_AT_ONCE))
+            if not rows:
+                break
+            key = rows[-1][0]
+            if key > last_key:
+                rows = [row for row in rows if row[0] <= last_key]
+            if rows:
+                yield len(rows), b"".join(row[0] for row in rows), b"".join(row[1] for row in rows)
+            if key >= last_key:
+                return
+        for _ in islice(self.entries(key), 2):  # whether it ended at a damaged place
+            pass
+
 
 @contextmanager
 def open_families(directory: Path, *families: str) -> Iterator[list[FamilyView]]:
@@ -106,7 +139,7 @@ def open_families(directory: Path, *families: str) -> Iterator[list[FamilyView]]
     """
     rocksdict = _library(directory)
     with tempfile.TemporaryDirectory(prefix="delaywheel-rocksdb-") as view:
-        for path, _ in _files(directory):
+        for path, _ in database_files(directory):
             os.symlink(path.absolute(), os.path.join(view, path.name))
         with _as_source_error(directory):
             names = rocksdict.Rdict.list_cf(view, _options())
