@@ -2,22 +2,26 @@
 """Converts many stores in one run: a target and a report for each, in one Spark application.
 
 A small store is one Spark task, which plans, writes and seals it and holds its locks meanwhile. So
-many are converted at once, on all machines of a cluster. A large store has a task for each log
-file; one after the other has all cores. A store that cannot be converted does not stop the others.
-The same run again skips finished stores and continues with the rest.
+many are converted at once, on all machines of a cluster. A store is large where one core would
+still be at work on it when all others have nothing left to do. It has a task for each log file; one
+after the other has all cores. A store that cannot be converted does not stop the others. The same
+run again skips finished stores and continues with the rest.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from legacy_levels.backlog.queues import estimate_backlog, waiting_bytes
+from legacy_levels.backlog.queues import estimate_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
-from message_store.files.store_root import StoreRoot
+from message_store.base.parallel import parallel_map
+from message_store.files.array_room import has_room
+from message_store.files.store_root import COMMIT_LOG_FILE_BYTES, StoreRoot
 from migrate.convert import check_request, convert_on_one_core, convert_patiently
 from migrate.progress import Progress
 from migrate.report.finished_target import finished_before, refuse_file
@@ -25,18 +29,25 @@ from migrate.report.html import write_html_report
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
 from migrate.source.replicas import find_replicas, same_broker
-from migrate.spark.cluster import attempts_elsewhere, has_ended
-from migrate.spark.tasks import convert_stores
+from migrate.spark.cluster import attempts_elsewhere, core_count, has_ended
+from migrate.spark.tasks import SMALL_STORES, convert_stores
 from migrate.write.staging import TargetBusyError, knows_locks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONVERTED, FINISHED_BEFORE, FAILED = "converted", "finished before", "failed"
-SMALL_MESSAGES, SMALL_BYTES = 1 << 20, 1 << 30
-"""So much waits in a small store, at most. It is a task as long as those of a large store, which
-write a log file. The plan of so many messages takes 145 MB of a worker, 138 bytes each; a choice.
+MOST_IN_MEMORY = 1 << 20
+"""So many messages wait in a small store, at most, where its columns have no room on the disk: they
+take 145 MB of a worker, 138 bytes a message; a choice.
 """
+_DRIVER_SHARE = 0.25
+"""The plan of a store takes so much of the time in which a core writes its log files (measured:
+0.36 s and 1.33 s for four million messages, docs/PERFORMANCE.md).
+"""
+_JOB_BYTES = 16 << 20
+"""A job of its own costs a store as much as so many bytes: some hundredths of a second."""
+_TWO_FILES_BYTES = 64 << 20
 _LOCK_WAIT_S = 600.0
 """A cluster may try a task again while the first attempt still holds its target."""
 USUAL_STORE_NAME = "store"
@@ -128,11 +139,14 @@ class Fleet:
         kills its worker again and again: then some of them are not settled.
         """
         is_cluster = attempts_elsewhere(spark) is not None
-        chosen = self._small(is_cluster=is_cluster)
-        if not chosen:
-            return True
         work = partial(convert_on_one_core, patience_s=_LOCK_WAIT_S if is_cluster else 0.0)
+        sizes = self._sizes(is_cluster=is_cluster)
+        chosen: list[int] = []
         try:
+            if sizes:
+                chosen = small_stores(sizes, core_count(spark, SMALL_STORES))
+            if not chosen:
+                return True
             stores = [_absolute(self._members[index]) for index in chosen]
             results = convert_stores(spark, stores, work, progress)
         except MigrationError:
@@ -143,20 +157,24 @@ class Fleet:
             self._settle(index, partial(_outcome, self._members[index], result))
         return True
 
-    def _small(self, *, is_cluster: bool) -> list[int]:
-        """The small ones of the stores that are not settled. On a cluster, where tasks wait for a
-        lock, a target that is in use already is refused here.
+    def _sizes(self, *, is_cluster: bool) -> dict[int, int]:
+        """How many bytes wait in each store that is not settled and that one task may convert. On a
+        cluster two attempts may work at once, which only a lock keeps apart; and because tasks wait
+        for it, a target that is in use already is refused here.
         """
-        small = []
+        asked: list[int] = []
         for index, options in enumerate(self._members):
             if index in self._entries:
                 continue
             try:
-                if _is_small(options, is_cluster=is_cluster):
-                    small.append(index)
+                if not is_cluster or knows_locks(StoreRoot(options.target)):
+                    asked.append(index)
             except TargetBusyError as error:
                 self._entries[index] = FleetEntry(options, FAILED, error=error)
-        return small
+            except DelayStoreError:
+                asked.append(index)  # its task says what is wrong
+        sizes = parallel_map(_task_bytes, [self._members[index] for index in asked])
+        return {index: size for index, size in zip(asked, sizes, strict=True) if size is not None}
 
     def _settle(self, index: int, step: Callable[[], FleetEntry | None]) -> None:
         """Take a step with a store that is not settled; an error of it settles that store alone."""
@@ -203,23 +221,51 @@ def _convert(
     return FleetEntry(options, CONVERTED, report)
 
 
-def _is_small(options: ConvertOptions, *, is_cluster: bool) -> bool:
-    """Whether one task converts the whole store. On a cluster two attempts may work at once, which
-    only a lock keeps apart. A store that cannot be looked at is small: its task says why.
+def small_stores(sizes: Mapping[int, int], cores: int) -> list[int]:
+    """Which stores are a task each, the largest first, so that all are finished soonest; ``sizes``
+    are the bytes that wait in each. The largest may be better off with all cores, one after the
+    other: each of these costs its plan, and the time in which all wait for its last file.
 
-    Raises TargetBusyError.
+    >>> small_stores({4: 1 << 30, 5: 1 << 30, 6: 2 << 30}, 2)
+    [6, 4, 5]
+    >>> small_stores({4: 8 << 30, 5: 1 << 20, 6: 2 << 20}, 2)
+    [6, 5]
+    """
+    largest_first = sorted(sizes, key=lambda store: (-sizes[store], store))
+    ends: list[float] = []
+    alone, rest = 0.0, sum(sizes.values())
+    for store in largest_first:
+        ends.append(alone + (1 + _DRIVER_SHARE) * max(sizes[store], rest / cores))
+        alone += _JOB_BYTES + sizes[store] * (_DRIVER_SHARE + _rounds_share(sizes[store], cores))
+        rest -= sizes[store]
+    ends.append(alone)
+    return largest_first[ends.index(min(ends)) :]
+
+
+def _rounds_share(size_bytes: int, cores: int) -> float:
+    """How long all cores take to write a store's log files, in the time that one core takes."""
+    least = 2 if size_bytes > _TWO_FILES_BYTES else 1
+    files = max(least, math.ceil(size_bytes / COMMIT_LOG_FILE_BYTES))
+    return math.ceil(files / cores) / files
+
+
+def _task_bytes(options: ConvertOptions) -> int | None:
+    """How many bytes wait in a store that has room for its columns in one task, else None. A store
+    that cannot be looked at has none: its task says why.
     """
     try:
-        if is_cluster and not knows_locks(StoreRoot(options.target)):
-            return False
         offsets = read_delay_offsets(options.source, options.offsets)
-        if estimate_backlog(options.source, offsets) > SMALL_MESSAGES:
-            return False
-        return waiting_bytes(options.source, offsets) <= SMALL_BYTES
-    except TargetBusyError:
-        raise
+        messages, size_bytes = estimate_backlog(options.source, offsets)
     except DelayStoreError:
-        return True
+        return 0
+    has_columns = messages <= MOST_IN_MEMORY or _keeps_columns(options.target)
+    return size_bytes if has_columns else None
+
+
+def _keeps_columns(target: Path) -> bool:
+    """Whether the columns of a conversion have room on the disk of a target."""
+    path = target.absolute()
+    return has_room(next(each for each in (path, *path.parents) if each.exists()))
 
 
 def _absolute(options: ConvertOptions) -> ConvertOptions:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from message_store.base.errors import DelayStoreError
+from message_store.base.errors import DelayStoreError, RefusedStoresError
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
@@ -62,7 +62,9 @@ EXIT_CODES = {
 
 
 def exit_code(error: DelayStoreError) -> int:
-    """The exit code of an error that is meant for people."""
+    """The exit code of an error that is meant for people; of several the highest."""
+    if isinstance(error, RefusedStoresError):
+        return max(map(exit_code, error.errors))
     return next(
         EXIT_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in EXIT_CODES
     )

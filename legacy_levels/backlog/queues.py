@@ -28,6 +28,8 @@ from message_store.reading.consume_queue import (
 
 HISTORY_ENTRIES = 1_024
 """So many delivered entries before the offset are kept as evidence of the level's delay."""
+_SAMPLED_RUNS, _SAMPLED_ENTRIES = 16, 200
+"""Runs of so many entries tell how long the records of a queue are; a run is a page."""
 
 
 @attrs.frozen(eq=False)
@@ -107,29 +109,34 @@ def open_level_queues(
     return tuple(parallel_map(open_one, levels_with_queue(root)))
 
 
-def estimate_backlog(root: Path, offsets: DelayOffsets) -> int:
-    """About how many messages wait, by the ends of the queues. Raises SourceError."""
-    count = 0
-    for level in levels_with_queue(root):
-        last = read_last_entry(StoreRoot(root).level_queue(level))
-        count += max(0, last.queue_max - max(offsets.offset_of(level), last.queue_min))
-    return count
-
-
-def waiting_bytes(root: Path, offsets: DelayOffsets) -> int:
-    """How long the records of all that waits are together, by its entries: 20 bytes are read for
-    each. Raises SourceError, and FormatError as ``read_queue``.
+def estimate_backlog(root: Path, offsets: DelayOffsets) -> tuple[int, int]:
+    """About how many messages wait, by the ends of the queues, and how many bytes their records
+    are together, by entries here and there: some KB are read. Raises SourceError.
     """
-    return sum(
-        int(queue.size_bytes.sum())
-        for level in levels_with_queue(root)
-        for queue in [
-            read_queue(
-                StoreRoot(root).level_queue(level),
-                from_queue_offset=max(0, offsets.offset_of(level)),
-            )
-        ]
-    )
+    messages = size_bytes = 0
+    for level in levels_with_queue(root):
+        directory = StoreRoot(root).level_queue(level)
+        last = read_last_entry(directory)
+        count = last.queue_max - max(offsets.offset_of(level), last.queue_min)
+        if count > 0:
+            messages += count
+            size_bytes += int(_usual_bytes(directory, last.queue_max - count, count) * count)
+    return messages, size_bytes
+
+
+def _usual_bytes(directory: Path, first: int, count: int) -> float:
+    """How long records are on average, by runs of entries spread over the queue."""
+    units = np.zeros(min(_SAMPLED_ENTRIES, count), QUEUE_UNIT.dtype)
+    begins = np.linspace(first, first + count - len(units), _SAMPLED_RUNS).astype(np.int64)
+    sizes = [np.empty(0, np.int64)]
+    with SegmentReader(directory) as reader:
+        for begin in np.unique(begins).tolist():
+            read_bytes = reader.read_into(begin * QUEUE_UNIT.size, units.view(np.uint8).data)
+            there = units[: read_bytes // QUEUE_UNIT.size]
+            there = there[is_filled(there) & ~is_pre_blank(there)]
+            sizes.append(there["size_bytes"].astype(np.int64))
+    sampled = np.concatenate(sizes)
+    return float(sampled.mean()) if len(sampled) else 0.0
 
 
 def levels_with_queue(root: Path) -> list[int]:

@@ -167,6 +167,15 @@ class BadRecordsError(MigrationError):
         super().__init__(f"{told} cannot be converted; nothing was written")
 
 
+class RefusedStoresError(MigrationError):
+    """Several stores that are refused, each for a reason of its own; ``errors`` has all of them."""
+
+    def __init__(self, errors: Sequence[DelayStoreError]) -> None:
+        self.errors = tuple(errors)
+        told = counted(len(self.errors), "store is refused", "stores are refused")
+        super().__init__("\n".join([f"{told}; nothing was written", *map(str, self.errors)]))
+
+
 class VerificationError(MigrationError):
     """Source and target disagree."""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room for columns of many rows: in memory, or in files without a name.
 
-A conversion has columns with a row a message. A process keeps its own memory until it lets go of
-it. The kernel may write a mapped page out and read it again. So the memory of a conversion does not
-grow with its messages. A file without a name ends with its last user, also when that is killed.
+Conversions and verifications have columns with a row a message. A process keeps its own memory
+until it lets go of it. The kernel may write a mapped page out and read it again. So memory does not
+grow with messages. A file without a name ends with its last user, also when that is killed.
 """
 
 import errno
@@ -25,6 +25,7 @@ _LARGE_BYTES = 1 << 20
 """A smaller array stays in memory: a file and its mapping would cost more."""
 _BLOCK_ROWS = 1 << 16
 """So many rows are worked on at once: they stay in a core's cache."""
+_NAMELESS = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 _directory: ContextVar[Path | None] = ContextVar("array_room", default=None)
@@ -41,6 +42,15 @@ def arrays_on_disk(directory: Path) -> Iterator[None]:
         yield
     finally:
         _directory.reset(token)
+
+
+def has_room(directory: Path) -> bool:
+    """Whether the disk of a directory has files without a name, in which large arrays lie."""
+    try:
+        os.close(os.open(directory, _NAMELESS, 0o600))
+    except OSError:
+        return False
+    return True
 
 
 def are_on_disk() -> bool:
@@ -68,7 +78,7 @@ def _mapped(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | No
     if directory is None or size_bytes < _LARGE_BYTES:
         return None
     try:
-        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(directory, _NAMELESS, 0o600)
     except OSError:
         return None
     try:
@@ -78,7 +88,7 @@ def _mapped(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | No
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise TargetError(
-                f"{directory}: {size_bytes:,} bytes for the conversion's columns: {error.strerror}"
+                f"{directory}: {size_bytes:,} bytes for columns of messages: {error.strerror}"
             ) from error
         return None
     finally:
@@ -140,6 +150,18 @@ def running_sums(column: NDArray[Any]) -> NDArray[np.int64]:
         sums[rows] += before
         before = int(sums[rows.stop - 1])
     return sums
+
+
+def as_type(column: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """The column in another type, in a new one.
+
+    >>> as_type(np.array([7, 8], ">i4"), np.int64).tolist()
+    [7, 8]
+    """
+    found = new_array(len(column), dtype)
+    for rows in row_blocks(len(column)):
+        found[rows] = column[rows]
+    return found
 
 
 def rows_at(column: NDArray[Any], indexes: NDArray[np.int64]) -> NDArray[Any]:

@@ -7,22 +7,22 @@ lies beside this module.
 
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import attrs
 import numpy as np
+from jinja2 import Template
 from markupsafe import Markup
-from matplotlib import rc_context
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError
-from message_store.base.html_pages import html_environment, picture_text
+from message_store.base.html_pages import html_environment
 from message_store.base.printable import iso_time, shell_word, span
 from message_store.files.small_files import read_beginning, replace_file
 from message_store.files.store_root import StoreRoot, require_outside
 from message_store.format.delay_levels import format_delay
+from migrate.report.due_chart import Panel, draw_panels
 from migrate.report.report import BUCKETS_S, COUNT_NAMES, ConversionReport, DueTimes, bucket_seconds
 from migrate.write.staging import target_errors
 from timer_wheel.format.wheel_file import read_wheel
@@ -79,29 +79,11 @@ def draw_forecast(forecast: Forecast, before: DueTimes | None = None) -> str:
     """The forecast as an SVG picture, with what was due when in the source above it; the same
     numbers make the same text.
     """
-    bars = [("on the wheel", forecast.bucket_s, *forecast.buckets())]
+    panels = [Panel("on the wheel", forecast.bucket_s, *forecast.buckets())]
     if before is not None:
         starts = before.first_s + before.step_s * np.arange(len(before.counts), dtype=np.int64)
-        bars.insert(0, ("in the levels", before.step_s, starts, np.array(before.counts)))
-    with rc_context({"svg.hashsalt": "delaywheel", "font.size": 9}):
-        figure = Figure(figsize=(9, 0.4 + 2.4 * len(bars)), layout="constrained")
-        rows = figure.subplots(len(bars), sharex=True, squeeze=False)[:, 0]
-        for axes, (where, bucket_s, starts, counts) in zip(rows, bars, strict=True):
-            axes.bar(
-                starts.astype("datetime64[s]"),
-                counts,
-                width=np.timedelta64(bucket_s, "s"),
-                align="edge",
-                color="#33658a",
-            )
-            axes.set_ylabel(f"messages in {bucket_s:,} s")
-            axes.set_title(where, loc="left")
-        locator = AutoDateLocator()  # type: ignore[no-untyped-call]
-        rows[-1].xaxis.set_major_locator(locator)
-        formatter = ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
-        rows[-1].xaxis.set_major_formatter(formatter)
-        rows[-1].set_xlabel("due, UTC")
-        return picture_text(figure)
+        panels.insert(0, Panel("in the levels", before.step_s, starts, np.array(before.counts)))
+    return draw_panels(panels)
 
 
 TEMPLATE = "conversion_report.html.jinja"
@@ -109,11 +91,17 @@ LISTED_RECORDS = 1000
 LISTED_TOPICS = 200
 
 
-def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
-    """The page."""
+@cache
+def _template() -> Template:
+    """Made once: a fleet has a page a store."""
     environment = html_environment("migrate.report")
     environment.filters.update(iso=iso_time, span=span, delay=format_delay)
-    return environment.get_template(TEMPLATE).render(
+    return environment.get_template(TEMPLATE)
+
+
+def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
+    """The page."""
+    return _template().render(
         report=report,
         columns=COUNT_NAMES,
         listed=report.bad_records[:LISTED_RECORDS],

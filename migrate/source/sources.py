@@ -4,9 +4,9 @@
 In the target the messages of several sources lie one source behind the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from legacy_levels.backlog.queues import estimate_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import (
+    DelayStoreError,
     FormatError,
     MigrationError,
     OptionsError,
+    RefusedStoresError,
     TargetError,
 )
 from message_store.base.printable import counted
@@ -47,7 +49,9 @@ from time_index.reading import pending_in_time_index
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
-_COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
+_COMPARED = ("size_bytes", "level", "due_ms")
+_STRETCH_ROWS = 1 << 17
+"""So many rows of all sources together are compared at a time, or twice as many."""
 
 
 class WheelNotEmptyError(MigrationError):
@@ -140,7 +144,7 @@ class ConversionSource:
     def estimate(self) -> int:
         """About how many messages are pending, from the ends of the queues. Raises SourceError."""
         offsets = read_delay_offsets(self.root.path, self.options.offsets)
-        return estimate_backlog(self.root.path, offsets)
+        return estimate_backlog(self.root.path, offsets)[0]
 
     def read(self) -> None:
         """Find what is pending, and choose from it; the rest is ``skipped``."""
@@ -180,26 +184,66 @@ def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:
     """Raise SameMessageError if two sources have one pending record, byte for byte at one offset:
     copies of one broker's store that share no file of the log.
     """
-    for one, two in combinations(sources, 2):
-        for at_one, at_two in _alike(one.backlog, two.backlog):
-            if _record(one, at_one) == _record(two, at_two):
-                level, queue_offset = one.backlog.level[at_one], one.backlog.queue_offset[at_one]
-                raise SameMessageError(
-                    f"{one.root.path} and {two.root.path} hold the same message: level {level},"
-                    f" queue offset {queue_offset}; it would be delivered from both. Convert the"
-                    " master's store only"
-                )
+    for group in _alike([source.backlog for source in sources]):
+        held: dict[bytes | int, tuple[int, int]] = {}
+        for number, row in group:
+            first, first_row = held.setdefault(_record(sources[number], row), (number, row))
+            if first == number:
+                continue
+            one, two = sources[first], sources[number]
+            level = one.backlog.level[first_row]
+            queue_offset = one.backlog.queue_offset[first_row]
+            raise SameMessageError(
+                f"{one.root.path} and {two.root.path} hold the same message: level {level},"
+                f" queue offset {queue_offset}; it would be delivered from both. Convert the"
+                " master's store only"
+            )
 
 
-def _alike(one: LevelBacklog, two: LevelBacklog) -> list[tuple[int, int]]:
-    """Rows of both that agree in offset, size, level and due time: few, if brokers differ."""
-    _offsets, rows_one, rows_two = np.intersect1d(
-        one.commit_log_offset, two.commit_log_offset, return_indices=True
-    )
-    alike = np.ones(len(rows_one), np.bool_)
-    for name in _COMPARED:
-        alike &= getattr(one, name)[rows_one] == getattr(two, name)[rows_two]
-    return list(zip(rows_one[alike].tolist(), rows_two[alike].tolist(), strict=True))
+def _alike(backlogs: Sequence[LevelBacklog]) -> Iterator[list[tuple[int, int]]]:
+    """Rows of several backlogs, each with the number of its own, that agree in offset, size, level
+    and due time: few, if brokers differ.
+
+    All logs are gone through side by side, in stretches of bounded length: two at a time took time
+    with the square of their number.
+    """
+    count = len(backlogs)
+    if count < 2:
+        return
+    offsets = [backlog.commit_log_offset for backlog in backlogs]
+    step = max(1, _STRETCH_ROWS // count)
+    marks = np.sort(np.concatenate([column[::step] for column in offsets]))
+    starts = np.unique(marks[::count])
+    cuts = [[*np.searchsorted(column, starts).tolist(), len(column)] for column in offsets]
+    for stretch in range(len(starts)):
+        rows = [np.arange(*cut[stretch : stretch + 2]) for cut in cuts]
+        numbers = np.repeat(np.arange(count), list(map(len, rows)))
+        yield from _alike_among(backlogs, numbers, np.concatenate(rows))
+
+
+def _alike_among(
+    backlogs: Sequence[LevelBacklog], numbers: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Iterator[list[tuple[int, int]]]:
+    """The same among some rows, source by source; ``numbers`` says of which backlog each is."""
+    bounds = np.searchsorted(numbers, np.arange(len(backlogs) + 1)).tolist()
+
+    def of_all(name: str) -> NDArray[Any]:
+        parts = zip(backlogs, pairwise(bounds), strict=True)
+        return np.concatenate([getattr(each, name)[rows[a:b]] for each, (a, b) in parts])
+
+    offsets = of_all("commit_log_offset")
+    order = np.argsort(offsets, kind="stable")
+    if not (np.diff(offsets[order]) == 0).any():
+        return
+    columns = [offsets, *map(of_all, _COMPARED)]
+    order = np.lexsort(columns[::-1])
+    differs = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    edges = np.concatenate([[0], np.flatnonzero(differs) + 1, [len(order)]])
+    firsts, lasts = edges[:-1], edges[1:] - 1
+    is_shared = numbers[order[firsts]] != numbers[order[lasts]]
+    for first, last in zip(firsts[is_shared].tolist(), lasts[is_shared].tolist(), strict=True):
+        group = order[first : last + 1]
+        yield list(zip(numbers[group].tolist(), rows[group].tolist(), strict=True))
 
 
 def _record(source: ConversionSource, at: int) -> bytes | int:
@@ -276,6 +320,27 @@ def own_corrections(corrections: Corrections, span: tuple[int, int]) -> Correcti
     )
 
 
+def _refusals(
+    sources: Sequence[ConversionSource], step: Callable[[ConversionSource], None]
+) -> dict[ConversionSource, DelayStoreError]:
+    """Take a step with each source; the errors of those that are refused."""
+    refused: dict[ConversionSource, DelayStoreError] = {}
+    for source in sources:
+        try:
+            step(source)
+        except DelayStoreError as error:
+            refused[source] = error
+    return refused
+
+
+def _raise_all(errors: Sequence[DelayStoreError]) -> None:
+    """Raise a single error as it is, several in one; nothing for none."""
+    if len(errors) > 1:
+        raise RefusedStoresError(errors)
+    for error in errors:
+        raise error
+
+
 class SourceSet:
     """All sources, stage by stage, as ``ConversionSource`` is one.
 
@@ -296,19 +361,25 @@ class SourceSet:
         return [root.path for root in self.roots]
 
     def check_places(self, target: Path) -> None:
-        """Refuse a source that is no store, and one that lies in the target or around it."""
-        for source in self._each:
-            source.check_places(target)
+        """Refuse a source that is no store, and one that lies in the target or around it. Where
+        there is one, the others are looked at closer, so that all that are refused are named.
+        """
+        refused = _refusals(self._each, lambda source: source.check_places(target))
+        if refused:
+            others = [source for source in self._each if source not in refused]
+            refused |= _refusals(others, ConversionSource.check)
+        _raise_all([refused[source] for source in self._each if source in refused])
 
     def check(self) -> None:
         """Refuse sources that were not stopped, or whose own wheels are not empty."""
-        for source in self._each:
-            source.check()
+        _raise_all([*_refusals(self._each, ConversionSource.check).values()])
 
     def hold(self, stack: ExitStack) -> None:
         """No broker starts on one of them until the stack is closed."""
-        for root in self.roots:
-            stack.enter_context(root.shared_lock())
+        refused = _refusals(
+            self._each, lambda source: stack.enter_context(source.root.shared_lock())
+        )
+        _raise_all([*refused.values()])
 
     def estimate(self) -> int:
         """About how many messages are pending in all of them. Raises SourceError."""
@@ -316,8 +387,7 @@ class SourceSet:
 
     def read(self) -> None:
         """Find what is pending in all of them. Raises SameMessageError as well."""
-        for source in self._each:
-            source.read()
+        _raise_all([*_refusals(self._each, ConversionSource.read).values()])
         self.entries = Entries.of([source.backlog for source in self._each])
         self.chosen = _joined([source.chosen for source in self._each])
         refuse_same_messages(self._each)

@@ -59,14 +59,19 @@ def run_each(
     function: Callable[[Task], Result],
     done: Callable[[int], None],
     name: str,
+    *,
+    is_shuffled: bool = True,
 ) -> list[Result | DelayStoreError]:
     """As ``run_job``, but an error of a task is its result: it ends no other.
 
     Spark gets them in another order, the same each time: a slow stretch of a log is not the last.
-    Raises MigrationError when Spark gave up.
+    Not ``is_shuffled``: in their own. Raises MigrationError when Spark gave up.
     """
+    order = list(range(len(tasks)))
+    if is_shuffled:
+        random.Random(_ORDER_SEED).shuffle(order)
     try:
-        outcomes = _collected(spark, tasks, function, done, name)
+        outcomes = _collected(spark, [(n, _pickled(tasks[n])) for n in order], function, done, name)
     except _JobError as error:
         reason = reason_of(str(error.__cause__))
         raise MigrationError(f"Spark could not finish {name}: {reason}") from error.__cause__
@@ -90,7 +95,7 @@ def _pickled(value: object) -> bytes:
 
 def _collected(
     spark: "SparkSession",
-    tasks: Sequence[Task],
+    packed: Sequence[tuple[int, bytes]],
     function: Callable[[Task], Result],
     done: Callable[[int], None],
     name: str,
@@ -117,8 +122,6 @@ def _collected(
         except BaseException as error:
             result.set_exception(error)
 
-    order = random.Random(_ORDER_SEED).sample(range(len(tasks)), len(tasks))
-    packed = [(number, _pickled(tasks[number])) for number in order]
     try:
         InheritableThread(target=collect, session=spark, name="spark-job", daemon=True).start()
     except Exception as error:

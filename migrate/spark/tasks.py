@@ -117,7 +117,8 @@ def convert_stores(
     convert: Callable[[ConvertOptions], ConversionReport],
     progress: Progress,
 ) -> list[ConversionReport | DelayStoreError]:
-    """Convert whole stores, a task each; an error of one is its result, and ends no other.
+    """Convert whole stores, a task each, in this order; an error of one is its result, and ends no
+    other.
 
     Raises MigrationError when Spark gave up: then some of them may be converted.
     """
@@ -126,6 +127,7 @@ def convert_stores(
         progress(SMALL_STORES, tasks, len(stores))
 
     done(0)
-    results = run_each(spark, stores, convert, done, f"the {SMALL_STORES}")
+    name = f"the {SMALL_STORES}"
+    results = run_each(spark, stores, convert, done, name, is_shuffled=False)
     done(len(stores))
     return results

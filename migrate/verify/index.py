@@ -19,7 +19,7 @@ from message_store.reading.consume_queue import QueueEntries
 from migrate.report.marker import ConversionSettings
 from migrate.settings import WHEEL
 from migrate.verify.digests.entries import TARGET_ENTRY
-from migrate.verify.reached import target_entries
+from migrate.verify.reached import fill_from_queue
 from migrate.verify.report import OPENED, Problem
 from migrate.verify.structure import (
     ReachedMessages,
@@ -28,6 +28,7 @@ from migrate.verify.structure import (
     read_reached,
     read_target_queue,
     row_problems,
+    some_of,
 )
 from timer_wheel.format.index_layouts import BUCKET_BITS, HOURS, slot_of
 from timer_wheel.hierarchy.id_index import id_of
@@ -72,7 +73,8 @@ def _entries(index: IndexContent, queue: QueueEntries, precision_ms: int) -> NDA
     rows = index.waiting[np.argsort(index.waiting["commit_log_offset"], kind="stable")]
     number = rows["queue_offset"]
     is_there = (number >= 0) & (number < len(queue))
-    entries = target_entries(np.where(is_there, number, -1), queue)
+    entries = np.zeros(len(rows), TARGET_ENTRY.dtype)
+    fill_from_queue(entries, np.where(is_there, number, -1), queue)
     for name in ("commit_log_offset", "size_bytes", "flags", "topic_hash"):
         entries[name] = rows[name]
     entries["slot_time_ms"] = rows["due_ms"] - precision_ms
@@ -145,7 +147,7 @@ def _row_problems(index: IndexContent, queue: QueueEntries) -> Iterator[Problem]
                 index.slots_ms != slot_of(rows["due_ms"].astype(np.int64), HOURS)
             ),
         }
-    yield from each_problem(INDEX, "message", tests, np.arange(len(rows)))
+    yield from each_problem(INDEX, "message", len(rows), lambda some: some_of(tests, some))
 
 
 def _id_problems(index: IndexContent, queue: QueueEntries, log: SegmentReader) -> Iterator[Problem]:
@@ -159,7 +161,7 @@ def _id_problems(index: IndexContent, queue: QueueEntries, log: SegmentReader) -
         "the same queue entry once more": again,
         "in another bucket": index.buckets != ids["key_hash"] & ((1 << BUCKET_BITS) - 1),
     }
-    yield from each_problem(INDEX, "id", tests, np.arange(len(ids)))
+    yield from each_problem(INDEX, "id", len(ids), lambda some: some_of(tests, some))
     hashes = dict(zip(number.tolist(), ids["key_hash"].tolist(), strict=True))
     step = max(1, len(queue) // SAMPLED_IDS)
     for entry in range(0, len(queue), step):

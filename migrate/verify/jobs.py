@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError
+from message_store.files.array_room import new_array, row_blocks, running_sums
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.progress import Progress
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASK_MAX_ENTRIES = 4 << 20
+_TASK_MAX_ENTRIES = 1 << 20
+"""A task takes some 15 ms and 60 bytes of memory an entry beside its records."""
 _TASK_MIN_ENTRIES = 20_000
 _INLINE_BYTES = 256 << 10
 """Entries of a task up to this size travel with it; more are laid down as a file."""
@@ -132,15 +134,15 @@ class DigestJobs:
     ) -> Iterator[DigestTask]:
         cuts = _cuts(side.entries, self.parallelism)
         for first, last in pairwise(cuts):
-            content = side.entries[first:last].tobytes()
+            entries = side.entries[first:last]
             path = None
-            if directory is not None and len(content) > _INLINE_BYTES:
+            if directory is not None and entries.nbytes > _INLINE_BYTES:
                 path = directory / f"{side.side}-{first}"
-                replace_file(path, content, mode=PRIVATE_MODE, is_durable=False)
+                replace_file(path, entries.tobytes(), mode=PRIVATE_MODE, is_durable=False)
             yield DigestTask(
                 side=side.side,
                 store=side.store.path.absolute(),
-                entries=path or content,
+                entries=path or entries,
                 first_number=first,
                 seed=self.seed,
                 rules=self.rules,
@@ -155,7 +157,10 @@ def _cuts(entries: NDArray[np.void], parallelism: int) -> list[int]:
     """Where tasks begin and end: equal bytes of log, a bounded number of entries, at least one."""
     count = len(entries)
     tasks = min(max(parallelism, count // _TASK_MAX_ENTRIES + 1), count // _TASK_MIN_ENTRIES + 1)
-    sizes = np.cumsum(np.maximum(entries["size_bytes"], 0), dtype=np.int64)
+    sizes = new_array(count, np.int64)
+    for rows in row_blocks(count):
+        sizes[rows] = np.maximum(entries["size_bytes"][rows], 0)
+    sizes = running_sums(sizes)
     total = int(sizes[-1]) if count else 0
     inner = np.searchsorted(sizes, np.arange(1, tasks) * total // tasks)
     cuts = [0, *(int(cut) for cut in np.unique(inner) if 0 < cut < count), count]

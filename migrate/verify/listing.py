@@ -3,11 +3,10 @@
 looked up with the scalar codec alone.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from message_store.base.errors import FormatError
 from message_store.files.log_row import open_log
@@ -145,7 +144,7 @@ class RecordReader:
     def at(self, offset: int) -> StoredMessage | None:
         """The record of the entry that begins at ``offset`` of the log."""
         offsets = self.side.entries["commit_log_offset"]
-        return self.message(int(np.searchsorted(offsets, offset)))
+        return self.message(bisect_left(offsets, offset))  # NumPy would turn all its bytes around
 
     def __enter__(self) -> "RecordReader":
         return self

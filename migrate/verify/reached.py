@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.array_room import as_type, new_array, row_blocks, zero_array
 from message_store.kernels.cache import kernel
 from message_store.reading.consume_queue import QueueEntries
 from migrate.verify.digests.entries import TARGET_ENTRY
@@ -19,6 +20,8 @@ END = -1
 """Where a chain ends."""
 NOWHERE = -2
 """A position at which no unit begins."""
+Indexes = NDArray[np.int64] | range
+"""Of units or queue entries: a range where they are all, in order."""
 
 _SPARE_STEPS = 1 << 16
 
@@ -72,7 +75,7 @@ def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
     RocketMQ: TimerMessageStore#dequeue walks a slot in this order.
     """
     room = 2 * len(previous) + _SPARE_STEPS
-    units, slots = np.empty(room, np.int64), np.empty(room, np.int64)
+    units, slots = new_array(room, np.int64), new_array(room, np.int64)
     steps, first = np.zeros(len(last), np.int64), np.full(len(last), NOWHERE, np.int64)
     broken = np.zeros(len(last), np.uint8)
     done = _walk(
@@ -94,53 +97,58 @@ def reached_entries(
 
     ``slot_times_ms`` is int64[slots], the times of the slots that were walked.
     """
-    offsets = units.units["commit_log_offset"].astype(np.int64)
+    offsets = as_type(units.units["commit_log_offset"], np.int64)
     reached, slots = _in_log_order(walk, offsets)
     numbers = _queue_numbers(offsets, reached, queue)
-    rows = units.units
-    if len(reached) != len(rows) or not np.array_equal(reached, np.arange(len(rows))):
-        rows = rows[reached]
-    entries = target_entries(numbers, queue)
-    entries["commit_log_offset"] = rows["commit_log_offset"]
-    entries["size_bytes"] = rows["record_size_bytes"]
-    entries["flags"] = rows["magic"]
-    entries["slot_time_ms"] = slot_times_ms[slots]
-    entries["topic_hash"] = rows["topic_hash"]
+    entries = zero_array(len(slots), TARGET_ENTRY.dtype)
+    for rows in row_blocks(len(slots)):
+        block, there = entries[rows], units.units[_picked(reached, rows)]
+        block["commit_log_offset"] = there["commit_log_offset"]
+        block["size_bytes"] = there["record_size_bytes"]
+        block["flags"] = there["magic"]
+        block["slot_time_ms"] = slot_times_ms[slots[rows]]
+        block["topic_hash"] = there["topic_hash"]
+        fill_from_queue(block, np.asarray(_picked(numbers, rows)), queue)
     return entries
 
 
-def target_entries(numbers: NDArray[np.int64], queue: QueueEntries) -> NDArray[np.void]:
-    """Rows of TARGET_ENTRY with what the queue entries of these numbers say; -1: no entry."""
-    entries = np.zeros(len(numbers), TARGET_ENTRY.dtype)
+def fill_from_queue(
+    entries: NDArray[np.void], numbers: NDArray[np.int64], queue: QueueEntries
+) -> None:
+    """Fill in what the queue entries of these numbers say of rows of TARGET_ENTRY; -1: no entry."""
     entries["queue_offset"] = numbers
     is_known = numbers >= 0
     entries["tags_code"][is_known] = queue.units["tags_code"][numbers[is_known]]
-    return entries
 
 
-def _in_log_order(
-    walk: Walk, offsets: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _picked(indexes: Indexes, rows: slice) -> NDArray[np.int64]:
+    """Some of the indexes, as an array."""
+    part = indexes[rows]
+    return np.arange(part.start, part.stop) if isinstance(part, range) else part
+
+
+def _in_log_order(walk: Walk, offsets: NDArray[np.int64]) -> tuple[Indexes, NDArray[np.int64]]:
     """The units that were reached, as often as they were, and from which slot."""
-    slot_of = np.full(len(offsets), -1, np.int64)
+    slot_of = new_array(len(offsets), np.int64)
+    slot_of[:] = -1
     slot_of[walk.units] = walk.slots
     each_once = len(walk.units) == len(offsets) and bool((slot_of >= 0).all())
     if each_once and bool((offsets[1:] > offsets[:-1]).all()):
-        return np.arange(len(offsets)), slot_of
+        return range(len(offsets)), slot_of
     order = np.argsort(offsets[walk.units], kind="stable")
     return walk.units[order], walk.slots[order]
 
 
-def _queue_numbers(
-    offsets: NDArray[np.int64], reached: NDArray[np.int64], queue: QueueEntries
-) -> NDArray[np.int64]:
+def _queue_numbers(offsets: NDArray[np.int64], reached: Indexes, queue: QueueEntries) -> Indexes:
     """The number of the queue entry of each unit's record; -1 where none leads to it."""
-    queued = queue.commit_log_offset
-    if np.array_equal(queued, offsets):
+    units = queue.units["commit_log_offset"]
+    if len(units) == len(offsets) and all(
+        np.array_equal(units[rows], offsets[rows]) for rows in row_blocks(len(offsets))
+    ):
         return reached
-    if not len(queued):
+    if not len(units):
         return np.full(len(reached), -1, np.int64)
-    wanted = offsets[reached]
+    queued, wanted = queue.commit_log_offset, offsets[_picked(reached, slice(None))]
     order = np.argsort(queued, kind="stable")
     indexes = np.minimum(np.searchsorted(queued[order], wanted), len(queued) - 1)
     return np.where(queued[order[indexes]] == wanted, order[indexes], -1)

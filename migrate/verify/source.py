@@ -2,6 +2,7 @@
 """The pending messages of a source under the conversion's settings, by ``read_backlog``."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.errors import FormatError
+from message_store.files.array_room import marked_rows, row_blocks, zero_array
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
@@ -36,8 +38,8 @@ class PendingMessages:
     """The pending messages of a source: parallel arrays, in the order of its commit log."""
 
     commit_log_offset: NDArray[np.int64]
-    size_bytes: NDArray[np.int64]
-    level: NDArray[np.int64]
+    size_bytes: NDArray[Any]
+    level: NDArray[Any]
     queue_offset: NDArray[np.int64]
     due_ms: NDArray[np.int64]
 
@@ -46,19 +48,22 @@ class PendingMessages:
 
     def chosen(self, mask: NDArray[np.bool_]) -> "PendingMessages":
         """The messages for which ``mask`` is True."""
-        return PendingMessages(
-            *(getattr(self, field.name)[mask] for field in attrs.fields(PendingMessages))
-        )
+        if mask.all():
+            return self
+        columns = (getattr(self, field.name) for field in attrs.fields(PendingMessages))
+        return PendingMessages(*(marked_rows(column, mask) for column in columns))
 
     def entries(self, precision_ms: int) -> NDArray[np.void]:
         """Rows of SOURCE_ENTRY."""
-        rows = np.zeros(len(self), SOURCE_ENTRY.dtype)
-        rows["commit_log_offset"] = self.commit_log_offset
-        rows["size_bytes"] = self.size_bytes
-        rows["queue_id"] = self.level - 1
-        rows["queue_offset"] = self.queue_offset
-        rows["out_ms"] = out_ms(self.due_ms, precision_ms)
-        return rows
+        entries = zero_array(len(self), SOURCE_ENTRY.dtype)
+        for rows in row_blocks(len(self)):
+            block = entries[rows]
+            block["commit_log_offset"] = self.commit_log_offset[rows]
+            block["size_bytes"] = self.size_bytes[rows]
+            block["queue_id"] = self.level[rows] - 1
+            block["queue_offset"] = self.queue_offset[rows]
+            block["out_ms"] = out_ms(self.due_ms[rows], precision_ms)
+        return entries
 
 
 def _split_listed(
@@ -141,7 +146,7 @@ def own_entries(entries: NDArray[np.void], share: tuple[int, int] | None) -> NDA
         return entries
     first, end = share
     offsets = entries["queue_offset"]
-    return entries[(offsets < 0) | ((offsets >= first) & (offsets < end))]
+    return marked_rows(entries, (offsets < 0) | ((offsets >= first) & (offsets < end)))
 
 
 def are_all_shares(shares: Iterable[tuple[int, int] | None], entries: NDArray[np.void]) -> bool:
@@ -188,8 +193,8 @@ def read_pending(
     )
     pending = PendingMessages(
         commit_log_offset=backlog.commit_log_offset,
-        size_bytes=backlog.size_bytes.astype(np.int64),
-        level=backlog.level.astype(np.int64),
+        size_bytes=backlog.size_bytes,
+        level=backlog.level,
         queue_offset=backlog.queue_offset,
         due_ms=backlog.due_ms,
     )

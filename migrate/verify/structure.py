@@ -5,13 +5,14 @@ Also what is wrong with log, queue, timer log and slots. A message that no slot 
 whatever the log holds. One that is reached twice would be a duplicate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
+from message_store.files.array_room import new_array, row_blocks, zero_array
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
@@ -27,11 +28,15 @@ from timer_wheel.format.timer_log import (
     TimerUnits,
     blank_bytes,
     read_units,
+    slot_time_ms,
     unit_position,
     units_per_file,
 )
 from timer_wheel.format.wheel_file import NO_SLOTS, read_wheel
 from timer_wheel.format.wheel_math import effective_read_time_ms, slot_index
+
+Tests = Callable[[slice], dict[str, NDArray[np.bool_]]]
+"""Which rows of a block fail what; asked for a block behind the other."""
 
 COMMIT_LOG = "commit log"
 _TAIL_BYTES = 4096
@@ -57,27 +62,39 @@ def log_problems(reader: SegmentReader, queue: QueueEntries) -> Iterator[Problem
         if len(queue) or any(_dirt(reader, segment.start_offset) for segment in reader.segments):
             yield Problem(COMMIT_LOG, "log and queue disagree on whether there is any record")
         return
-    offsets, ends = queue.commit_log_offset, queue.commit_log_offset + queue.size_bytes
-    file_ends = (offsets // file_bytes + 1) * file_bytes
-    tight = ends + END_OF_FILE_MIN_BYTES > file_ends
-    if tight.any():
-        at = offsets[tight.argmax()]
-        yield Problem(
-            COMMIT_LOG, f"no room for a blank behind the record at {at}", int(tight.sum())
-        )
-    goes_on = offsets[1:] == ends[:-1]
-    next_file = ~goes_on & (offsets[1:] == file_ends[:-1])
-    gaps = ~goes_on & ~next_file
+    seams: list[tuple[int, int]] = []
+    end = 0
+
+    def look(rows: slice) -> dict[str, NDArray[np.bool_]]:
+        nonlocal end
+        units = queue.units[rows.start : rows.stop + 1]
+        offsets = units["commit_log_offset"].astype(np.int64)
+        ends = offsets + units["size_bytes"]
+        file_ends = (offsets // file_bytes + 1) * file_bytes
+        end = max(end, int(ends.max()))
+        goes_on = offsets[1:] == ends[:-1]
+        next_file = ~goes_on & (offsets[1:] == file_ends[:-1])
+        seam_rows = np.flatnonzero(next_file)
+        left = file_ends[seam_rows] - ends[seam_rows]
+        seams.extend(zip(ends[seam_rows].tolist(), left.tolist(), strict=True))
+        is_tight = ends + END_OF_FILE_MIN_BYTES > file_ends
+        return {"tight": is_tight[: rows.stop - rows.start], "gap": ~goes_on & ~next_file}
+
+    failures = count_failures(len(queue), look)
+    offsets, sizes = queue.units["commit_log_offset"], queue.units["size_bytes"]
+    count, row = failures["tight"]
+    if count:
+        yield Problem(COMMIT_LOG, f"no room for a blank behind the record at {offsets[row]}", count)
     if offsets[0] != 0:
         yield Problem(COMMIT_LOG, f"the first record is at {offsets[0]} and not at 0")
-    if gaps.any():
-        at = ends[:-1][gaps.argmax()]
-        yield Problem(COMMIT_LOG, f"no record of the queue begins at {at}", int(gaps.sum()))
-    for number in np.flatnonzero(next_file):
-        end, left = int(ends[number]), int(file_ends[number] - ends[number])
-        if _blank_at(reader, end) != (left, MAGIC_BLANK):
-            yield Problem(COMMIT_LOG, f"no blank of {left} bytes at {end}")
-    yield from _end_problems(reader, int(ends.max()))
+    count, row = failures["gap"]
+    if count:
+        at = int(offsets[row]) + int(sizes[row])
+        yield Problem(COMMIT_LOG, f"no record of the queue begins at {at}", count)
+    for seam, left in seams:
+        if _blank_at(reader, seam) != (left, MAGIC_BLANK):
+            yield Problem(COMMIT_LOG, f"no blank of {left} bytes at {seam}")
+    yield from _end_problems(reader, end)
 
 
 def _blank_at(reader: SegmentReader, offset: int) -> tuple[int, int]:
@@ -171,39 +188,62 @@ def _unit_problems(
             f"{len(units)} units for {len(queue)} queue entries",
             abs(len(units) - len(queue)),
         )
-    both = min(len(units), len(queue))
-    rows, entries = units.units[:both], queue.units[:both]
-    tests = {
-        "not the record of the queue entry of the same number": (
-            rows["commit_log_offset"] != entries["commit_log_offset"]
-        ),
-        "another record size than the queue entry": (
-            rows["record_size_bytes"] != entries["size_bytes"]
-        ),
-        f"not written at {settings.write_time_ms}": (
-            rows["write_time_ms"] != settings.write_time_ms
-        ),
-        "the reserved field is not 0": rows["reserved"] != 0,
-    }
-    yield from each_problem(TIMER_LOG, "unit", tests, np.arange(both))
+
+    def tests(some: slice) -> dict[str, NDArray[np.bool_]]:
+        rows, entries = units.units[some], queue.units[some]
+        return {
+            "not the record of the queue entry of the same number": (
+                rows["commit_log_offset"] != entries["commit_log_offset"]
+            ),
+            "another record size than the queue entry": (
+                rows["record_size_bytes"] != entries["size_bytes"]
+            ),
+            f"not written at {settings.write_time_ms}": (
+                rows["write_time_ms"] != settings.write_time_ms
+            ),
+            "the reserved field is not 0": rows["reserved"] != 0,
+        }
+
+    yield from each_problem(TIMER_LOG, "unit", min(len(units), len(queue)), tests)
 
 
 def each_problem(
-    where: str, thing: str, tests: dict[str, NDArray[np.bool_]], names: NDArray[np.int64]
+    where: str,
+    thing: str,
+    count: int,
+    tests: Tests,
+    names: NDArray[np.int64] | None = None,
 ) -> Iterator[Problem]:
-    """A problem for each test that any row fails, with the first such row named."""
-    for what, failed in tests.items():
-        if failed.any():
-            yield Problem(where, f"{thing} {names[failed.argmax()]}: {what}", int(failed.sum()))
+    """A problem for each test that any of ``count`` rows fails, with the first such row named: by
+    its number, or by ``names``. Rows are tested block by block, which ``tests`` is asked for.
+    """
+    for what, (failed, first) in count_failures(count, tests).items():
+        if failed:
+            name = first if names is None else names[first]
+            yield Problem(where, f"{thing} {name}: {what}", failed)
+
+
+def count_failures(count: int, tests: Tests) -> dict[str, tuple[int, int]]:
+    """How many of ``count`` rows fail each test, and the first that does."""
+    failures: dict[str, tuple[int, int]] = {}
+    for rows in row_blocks(count):
+        for what, failed in tests(rows).items():
+            before, first = failures.setdefault(what, (0, 0))
+            if more := int(np.count_nonzero(failed)):
+                first = first if before else rows.start + int(failed.argmax())
+                failures[what] = before + more, first
+    return failures
 
 
 def _blank_problems(reader: SegmentReader, units: TimerUnits, file_bytes: int) -> Iterator[Problem]:
     """Files are filled in order, and each but the last ends with its blank."""
-    numbers = np.arange(len(units), dtype=np.int64)
-    astray = units.positions != unit_position(numbers, file_bytes)
-    yield from each_problem(
-        TIMER_LOG, "unit", {"not where the one before it ends": astray}, numbers
-    )
+
+    def tests(rows: slice) -> dict[str, NDArray[np.bool_]]:
+        numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
+        astray = units.positions[rows] != unit_position(numbers, file_bytes)
+        return {"not where the one before it ends": astray}
+
+    yield from each_problem(TIMER_LOG, "unit", len(units), tests)
     blank = blank_bytes(file_bytes)
     for segment in reader.segments[:-1]:
         end = segment.start_offset + units_per_file(file_bytes) * units.units.itemsize
@@ -245,7 +285,7 @@ def _read_slots(
         f"the hand begins at {read_ms} and never reads it": passed,
         "its magic is not 0": slots["magic"] != 0,
     }
-    problems += each_problem(WHEEL, "slot", tests, used)
+    problems += each_problem(WHEEL, "slot", len(used), lambda some: some_of(tests, some), used)
     live = np.flatnonzero(~misplaced & ~passed)
     live = live[np.argsort(times_ms[live], kind="stable")]
     return _Slots(
@@ -258,10 +298,13 @@ def _read_slots(
 
 def _walk(slots: _Slots, units: TimerUnits) -> Walk:
     last = units.index_at(slots.last)
-    positions = units.units["previous_position"].astype(np.int64)
-    previous = units.index_at(positions)
-    previous = np.where(previous < 0, NOWHERE, previous)
-    previous[positions == NO_POSITION] = END
+    previous = new_array(len(units), np.int64)
+    for rows in row_blocks(len(units)):
+        positions = units.units["previous_position"][rows].astype(np.int64)
+        indexes = units.index_at(positions)
+        indexes[indexes < 0] = NOWHERE
+        indexes[positions == NO_POSITION] = END
+        previous[rows] = indexes
     return walk_chains(np.where(last < 0, NOWHERE, last), previous)
 
 
@@ -273,13 +316,33 @@ def _walk_problems(walk: Walk, slots: _Slots, units: TimerUnits) -> Iterator[Pro
         "its first unit is not where its chain ends": reached_first != slots.first,
         "its count is not the length of its chain": walk.steps != slots.counts,
     }
-    yield from each_problem(WHEEL, "the slot of", tests, slots.times_ms)
-    elsewhere = units.slot_time_ms[walk.units] != slots.times_ms[walk.slots]
-    tests = {"it is chained to a slot of another time": elsewhere}
-    yield from each_problem(TIMER_LOG, "unit", tests, walk.units)
-    visits = np.bincount(walk.units, minlength=len(units))
-    tests = {"no slot leads to it": visits == 0, "reached more than once": visits > 1}
-    yield from each_problem(TIMER_LOG, "unit", tests, np.arange(len(units)))
+    names = slots.times_ms
+    yield from each_problem(
+        WHEEL, "the slot of", len(names), lambda some: some_of(tests, some), names
+    )
+
+    def steps(rows: slice) -> dict[str, NDArray[np.bool_]]:
+        times_ms = slot_time_ms(units.units[walk.units[rows]])
+        elsewhere = times_ms != slots.times_ms[walk.slots[rows]]
+        return {"it is chained to a slot of another time": elsewhere}
+
+    yield from each_problem(TIMER_LOG, "unit", len(walk.units), steps, walk.units)
+    visits = zero_array(len(units), np.int32)
+    np.add.at(visits, walk.units, 1)
+    yield from each_problem(
+        TIMER_LOG,
+        "unit",
+        len(units),
+        lambda rows: {
+            "no slot leads to it": visits[rows] == 0,
+            "reached more than once": visits[rows] > 1,
+        },
+    )
+
+
+def some_of(tests: dict[str, NDArray[np.bool_]], rows: slice) -> dict[str, NDArray[np.bool_]]:
+    """Tests of all rows, for a block of them."""
+    return {what: failed[rows] for what, failed in tests.items()}
 
 
 def _checkpoint_problems(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One task of verification: read a run of records once, in bulk, and return numbers.
 
-A task gets its entries as bytes or as a file. It reads the log with ``pread`` into one buffer that
-is used again, and lets a kernel digest the records. Its result does not grow with the number of
-messages, except where records are asked for one by one. Many of those go to the scratch.
+A task gets its entries as an array or as a file. It reads the log with ``pread`` into one buffer
+that is used again, and lets a kernel digest the records. Its result does not grow with the number
+of messages, except where records are asked for one by one. Many of those go to the scratch.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ EXAMPLES_KEPT = 10
 """Of each complaint so many entries are remembered."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class DigestTask:
     """A run of entries of one side, in the order of the log.
 
@@ -62,7 +62,7 @@ class DigestTask:
 
     side: Side
     store: Path
-    entries: bytes | Path
+    entries: NDArray[np.void] | Path
     first_number: int
     seed: int
     rules: tuple[int, int, int, int]
@@ -329,12 +329,11 @@ class _Digester:
 
 
 def _entries_of(task: DigestTask) -> NDArray[np.void]:
-    content = task.entries
-    if isinstance(content, Path):
-        read = read_small_file(content)
-        if read is None:
-            raise SourceError(f"{content}: gone; every worker must see the scratch directory")
-        content = read
+    if not isinstance(task.entries, Path):
+        return task.entries
+    content = read_small_file(task.entries)
+    if content is None:
+        raise SourceError(f"{task.entries}: gone; every worker must see the scratch directory")
     return np.frombuffer(content, LAYOUTS[task.side].dtype)
 
 

@@ -11,9 +11,11 @@ differ the messages are compared one by one.
 """
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ import numpy as np
 
 from message_store.base.errors import BadFieldError, OptionsError, SourceError
 from message_store.base.printable import shell_word
+from message_store.files.array_room import arrays_on_disk
 from message_store.files.small_files import is_present, read_small_file
 from message_store.files.store_root import StoreRoot
 from migrate.progress import Progress, no_progress
@@ -85,7 +88,8 @@ class VerifyOptions:
     ``sample``: so many messages of the source are also compared with the scalar codec. ``listed``:
     so many differences of each kind are named. ``read_only``: so many messages of each source are
     read and the others counted; None reads all. ``seed`` chooses the samples and the hashes.
-    ``scratch`` is a directory that all workers see under the same path; a cluster needs it.
+    ``scratch`` is a directory that all workers see under the same path; a cluster needs it. What
+    has a row a message lies there, or in the system's directory for temporary files.
     """
 
     sample: int = DEFAULT_SAMPLE
@@ -93,6 +97,11 @@ class VerifyOptions:
     read_only: int | None = None
     seed: int = 1
     scratch: Path | None = None
+
+    @property
+    def scratch_directory(self) -> Path:
+        """Where large arrays lie."""
+        return self.scratch or Path(tempfile.gettempdir())
 
 
 def verify(
@@ -137,6 +146,17 @@ def verify_all(
     Raises OptionsError besides for several sources of a target that was made from one.
     """
     options = _checked(options, spark)
+    with arrays_on_disk(options.scratch_directory):
+        return _verify_all(sources, target, spark, options, progress)
+
+
+def _verify_all(
+    sources: Sequence[Path],
+    target: Path,
+    spark: "SparkSession | None",
+    options: VerifyOptions,
+    progress: Progress,
+) -> list[VerifyReport]:
     roots, target_root = [StoreRoot(source) for source in sources], StoreRoot(target)
     for root in (*roots, target_root):
         root.require_readable()
@@ -150,7 +170,7 @@ def verify_all(
             locks.enter_context(root.shared_lock())
         progress("read", 0, 1)
         with ThreadPoolExecutor(max_workers=1) as beside:
-            reading = beside.submit(read_target, target_root, asked[0])
+            reading = beside.submit(copy_context().run, read_target, target_root, asked[0])
             first = read_pending(roots[0], asked[0])
             reached = reading.result()
         progress("read", 1, 1)
@@ -245,7 +265,8 @@ def _sampled_sides(
 
 def _choose(count: int, most: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Up to ``most`` of ``count`` rows at random, in order."""
-    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+    chance = np.random.default_rng(seed)
+    return np.sort(chance.choice(count, min(count, most), replace=False, shuffle=False))
 
 
 @attrs.frozen(eq=False)
@@ -391,7 +412,7 @@ def verify_alone(
     refuse_unfinished(root)
     root.require_readable()
     settings, counted = _settings_and_count(root)
-    with root.shared_lock():
+    with root.shared_lock(), arrays_on_disk(options.scratch_directory):
         progress("read", 0, 1)
         reached = read_target(root, settings)
         progress("read", 1, 1)

@@ -319,7 +319,7 @@ def test_targets_are_named_after_their_source(source: str, name: str) -> None:
 def test_a_spark_that_ends_takes_no_further_store_with_it(
     members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("migrate.fleet.SMALL_MESSAGES", 0)  # so that each has jobs of its own
+    monkeypatch.setattr("migrate.fleet.small_stores", lambda *_: [])  # each has jobs of its own
     fleet = Fleet(members)
     fleet.examine()
     with spark_session("local[2]") as spark:

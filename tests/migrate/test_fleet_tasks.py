@@ -19,6 +19,8 @@ import attrs
 import pytest
 from pyspark.sql import SparkSession
 
+from legacy_levels.backlog.queues import estimate_backlog
+from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import (
     BadFieldError,
     BadRecordsError,
@@ -31,6 +33,7 @@ from message_store.base.errors import (
 )
 from message_store.base.parallel import core_count, on_one_core, parallel_map
 from message_store.files.store_root import StoreRoot
+from message_store.reading.consume_queue import read_queue
 from migrate import fleet as fleet_module
 from migrate.convert import convert, convert_patiently
 from migrate.fleet import CONVERTED, FAILED, FINISHED_BEFORE, Fleet
@@ -138,7 +141,7 @@ def test_three_broken_stores_stop_nobody_and_all_is_as_one_by_one(
 def test_a_large_store_among_them_has_a_task_for_each_log_file(
     spark: SparkSession, members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("migrate.fleet.SMALL_MESSAGES", STORES + 1)  # the last has one more
+    monkeypatch.setattr(fleet_module, "small_stores", lambda *_: range(STORES - 1))
     heard: list[str] = []
     assert states(run(members, spark, lambda stage, *_: heard.append(stage))) == [CONVERTED] * 12
     stages = list(dict.fromkeys(heard))
@@ -224,7 +227,7 @@ def test_where_spark_gives_up_on_the_job_the_rest_is_converted_one_by_one(
     finished: int,
 ) -> None:
     def give_up(_spark: object, stores: Sequence[ConvertOptions], *_rest: object) -> None:
-        for options in stores[:finished]:
+        for options in sorted(stores, key=lambda options: options.target)[:finished]:
             convert(options)
         raise MigrationError("Spark could not finish the small stores: a worker crashed")
 
@@ -283,6 +286,7 @@ def on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ConvertO
     """Which stores are tasks of their own on a cluster, whose job finishes none of them."""
     monkeypatch.setattr("migrate.fleet.attempts_elsewhere", lambda _spark: 4)
     monkeypatch.setattr("migrate.fleet.has_ended", lambda _spark: True)
+    monkeypatch.setattr("migrate.fleet.core_count", lambda *_: 2)
 
     def chosen(members: Sequence[ConvertOptions]) -> list[ConvertOptions]:
         asked: list[ConvertOptions] = []
@@ -295,7 +299,7 @@ def on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ConvertO
 
         monkeypatch.setattr("migrate.fleet.convert_stores", note)
         run(members, object())  # type: ignore[arg-type]
-        return asked
+        return sorted(asked, key=lambda options: options.target)
 
     return chosen
 
@@ -342,14 +346,60 @@ def test_an_error_is_the_same_after_the_way_from_a_worker(error: DelayStoreError
     assert (type(came), str(came), vars(came)) == (type(error), str(error), vars(error))
 
 
-def test_large_messages_make_a_store_large_whatever_its_last_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_messages_make_a_store_large_whatever_its_last_one_is(tmp_path: Path) -> None:
     """The last entry alone was looked at once: a hundred gibibytes went to one task."""
     lengths = [3_000, 3_000, 3_000, 1]
     source = tmp_path / "source"
     build_level_store(source, [LevelMessage(level=2, body=b"x" * length) for length in lengths])
     options = options_for(tmp_path, source=source)
-    for most_bytes, is_small in ((9_000, False), (20_000, True)):
-        monkeypatch.setattr("migrate.fleet.SMALL_BYTES", most_bytes)
-        assert fleet_module._is_small(options, is_cluster=False) is is_small
+    size_bytes = fleet_module._task_bytes(options)
+    assert size_bytes is not None
+    assert 9_000 < size_bytes < 11_000
+
+
+def test_lengths_are_looked_at_all_over_a_queue(tmp_path: Path) -> None:
+    """Half of the records are long, and lie together."""
+    source = tmp_path / "source"
+    bodies = [b"", *([b"x" * 2_000] * 3_000), *([b""] * 3_000)]
+    build_level_store(source, [LevelMessage(level=2, body=body) for body in bodies])
+    entries = read_queue(StoreRoot(source).level_queue(2))
+    messages, size_bytes = estimate_backlog(source, read_delay_offsets(source))
+    assert messages == len(entries) == 6_001
+    assert size_bytes == pytest.approx(int(entries.size_bytes.sum()), rel=0.1)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cores", "small"),
+    [
+        ([], 2, []),
+        ([1], 2, [0]),
+        ([GIB], 2, []),
+        ([GIB], 1, [0]),
+        ([2 << 20] * 200, 2, list(range(200))),
+        ([10 * GIB] * 1_000, 160, list(range(1_000))),
+        ([2 * GIB] * 200, 160, list(range(200))),
+        ([500 * GIB] * 20, 160, list(range(20))),
+        ([500 * GIB], 160, []),
+        ([500 * GIB, *[GIB] * 400], 40, list(range(1, 401))),
+    ],
+)
+def test_a_store_is_large_where_the_others_would_not_keep_the_cores_busy_meanwhile(
+    sizes: list[int], cores: int, small: list[int]
+) -> None:
+    assert sorted(fleet_module.small_stores(dict(enumerate(sizes)), cores)) == small
+
+
+def test_a_store_of_many_messages_is_a_task_where_its_columns_lie_on_the_disk(
+    members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "MOST_IN_MEMORY", 4)
+    sizes = [fleet_module._task_bytes(each) for each in members[:3]]
+    assert None not in sizes
+    monkeypatch.setattr(fleet_module, "has_room", lambda _: False)
+    assert [fleet_module._task_bytes(each) for each in members[:3]] == [
+        *sizes[:2],
+        None,
+    ]

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.array_room import new_array
 from message_store.files.segments import Segment, SegmentReader
 from message_store.format.layout import Field, Layout
 from message_store.format.record_layout import MAGIC_BLANK
@@ -183,19 +184,23 @@ def _is_blank(tail: bytes) -> bool:
 
 
 def read_units(reader: SegmentReader, begin_position: int = 0) -> TimerUnits:
-    """The whole log in memory, 52 bytes a unit; what ends it is told at ``unit_runs``."""
-    runs = list(unit_runs(reader, begin_position))
-    run_starts = np.array([run.start_position for run in runs], np.int64)
-    counts = np.array([len(run.units) for run in runs], np.int64)
-    run_indexes = np.cumsum(counts) - counts
-    pieces = [np.empty(0, TIMER_UNIT.dtype), *(run.units for run in runs)]
-    units = np.concatenate(pieces, dtype=TIMER_UNIT.dtype)  # else NumPy turns the bytes around
-    in_run = np.arange(len(units), dtype=np.int64) - np.repeat(run_indexes, counts)
+    """The whole log, 52 bytes a unit; what ends it is told at ``unit_runs``."""
+    most = sum(segment.length_bytes // TIMER_UNIT.size for segment in reader.segments)
+    units, positions = new_array(most, TIMER_UNIT.dtype), new_array(most, np.int64)
+    run_starts, run_indexes = [], []
+    count = end_position = 0
+    for run in unit_runs(reader, begin_position):
+        run_starts.append(run.start_position)
+        run_indexes.append(count)
+        rows = slice(count, count + len(run.units))
+        units[rows] = run.units
+        positions[rows] = np.arange(run.start_position, run.end_position, TIMER_UNIT.size)
+        count, end_position = rows.stop, run.end_position
     return TimerUnits(
-        positions=np.repeat(run_starts, counts) + in_run * TIMER_UNIT.size,
-        units=units,
-        end_position=runs[-1].end_position if runs else 0,
+        positions=positions[:count],
+        units=units[:count],
+        end_position=end_position,
         file_starts=np.array([file.start_offset for file in reader.segments], np.int64),
-        run_starts=run_starts,
-        run_indexes=run_indexes,
+        run_starts=np.array(run_starts, np.int64),
+        run_indexes=np.array(run_indexes, np.int64),
     )

@@ -12,6 +12,7 @@ import pytest
 
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
+from migrate.report.due_chart import Panel, draw_panels
 from migrate.report.html import (
     Forecast,
     draw_forecast,
@@ -177,6 +178,26 @@ def test_the_picture_is_the_same_each_time_and_well_formed() -> None:
     picture = draw_forecast(FORECAST)
     assert picture == draw_forecast(FORECAST)
     assert ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("span_s", [1, 59, 600, 86_400, 40 * 86_400, 20_000 * 86_400])
+@pytest.mark.parametrize("highest", [1, 4, 39, 1_000_000])
+def test_a_picture_has_a_few_times_and_lines_and_every_bar(span_s: int, highest: int) -> None:
+    starts = np.unique(np.linspace(1_700_000_000, 1_700_000_000 + span_s, 7).astype(np.int64))
+    counts = np.linspace(1, highest, len(starts)).astype(np.int64)
+    picture = draw_panels([Panel(name, 1, starts, counts) for name in ("one", "two")])
+    elements = list(ElementTree.fromstring(picture))
+    texts = [element.text or "" for element in elements if element.tag.endswith("text")]
+    assert [text for text in texts if "messages in 1 s" in text] == [
+        f"{name}: messages in 1 s" for name in ("one", "two")
+    ]
+    lines = [text for text in texts if text.replace(",", "").isdigit()]
+    assert 4 <= len(lines) <= 8
+    assert int(lines[-1].replace(",", "")) <= highest
+    dates = [text for text in texts if text.count("-") == 2]
+    assert 1 <= len(dates) <= 9
+    bars = [element.get("d", "") for element in elements if element.get("fill") == "#33658a"]
+    assert [path.count("M") for path in bars] == [len(starts)] * 2
 
 
 def test_a_conversion_of_nothing_has_no_picture() -> None:

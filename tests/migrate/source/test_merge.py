@@ -7,17 +7,23 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from delaywheel.terminal.verb import exit_code
 from message_store.base.clock import ManualClock
 from message_store.base.errors import (
     BadRecordsError,
     OptionsError,
     PlanError,
+    RefusedStoresError,
     SourceError,
     TargetError,
 )
@@ -29,6 +35,7 @@ from migrate.convert import convert, convert_merged
 from migrate.quarantine.kept import Quarantine
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
+from migrate.source import sources as sources_module
 from migrate.source.replicas import SameBrokerError
 from migrate.source.sources import SameMessageError
 from migrate.verify.verify import verify, verify_all, verify_alone
@@ -443,3 +450,52 @@ def test_a_source_that_is_refused_stops_all(members: list[ConvertOptions]) -> No
     with pytest.raises(SourceError, match="the broker is running or has crashed"):
         convert_merged(members)
     assert not members[0].target.exists()
+
+
+def test_all_sources_that_are_refused_are_named_at_once(
+    members: list[ConvertOptions], tmp_path: Path
+) -> None:
+    StoreRoot(members[1].source).abort.touch()
+    none = attrs.evolve(members[2], source=tmp_path / "none")
+    with pytest.raises(RefusedStoresError, match="2 stores are refused; nothing") as refused:
+        convert_merged([*members, none])
+    first, second = refused.value.errors
+    assert str(first).startswith(str(members[1].source))
+    assert str(second).startswith(str(none.source))
+    assert all(f"\n{error}" in str(refused.value) for error in (first, second))
+    assert exit_code(refused.value) == max(map(exit_code, (first, second)))
+    assert not members[0].target.exists()
+
+
+def test_many_sources_with_records_at_the_same_places_go_together(tmp_path: Path) -> None:
+    """Each message has a twin of equal length, level and due time in every other store."""
+    many = []
+    for number in range(9):
+        items = [LevelMessage(level=2, body=b"%d-%d" % (number, row)) for row in range(5)]
+        many.append(build(tmp_path, f"broker-{number}", items=items))
+    assert convert_merged(many).total("converted") == 45
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1)), max_size=15).map(sorted)
+
+
+@given(st.lists(ROWS, max_size=4), st.integers(1, 9))
+def test_rows_that_agree_are_found_among_all_sources(
+    sources: list[list[tuple[int, int]]], stretch_rows: int
+) -> None:
+    backlogs: list[Any] = []
+    for rows in sources:
+        offsets, sizes = np.array(rows, np.int64).reshape(-1, 2).T
+        alike = np.ones(len(rows), np.int64)
+        backlogs.append(
+            SimpleNamespace(commit_log_offset=offsets, size_bytes=sizes, level=alike, due_ms=alike)
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources_module, "_STRETCH_ROWS", stretch_rows)
+        found = [sorted(group) for group in sources_module._alike(backlogs)]
+    wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number, rows in enumerate(sources):
+        for row, facts in enumerate(rows):
+            wanted.setdefault(facts, []).append((number, row))
+    groups = [group for group in wanted.values() if len({number for number, _ in group}) > 1]
+    assert sorted(found) == sorted(groups)
