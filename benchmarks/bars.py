@@ -84,3 +84,10 @@ OPENING_S = {
 
 POWER_SAFE = {1: Bar(1), 1_000: Bar(2)}
 """Messages a second in those of SQLite, so many at a time, each time until they are on the disk."""
+
+ACKNOWLEDGED_BATCH = 1_000
+ACKNOWLEDGED_MESSAGES = 100_000
+ACKNOWLEDGED = {"batches": Bar(200), "one by one": Bar(40)}
+"""Thousands of so many ready messages a second, received and acknowledged by a group: so many at a
+time, or each by itself.
+"""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Literal
 
 import attrs
@@ -21,10 +21,9 @@ from consumer_groups.received import (
     origin_topic,
     retry_topic,
 )
-from consumer_groups.receiving import QueueReceiver, tag_filter
+from consumer_groups.receiving import QueueReceiver, Wanted, tag_filter
 from consumer_groups.stores import GroupStore
-from message_store.format.message import StoredMessage
-from message_store.interface.delay_store import AtLevel, AtMs, Due
+from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
 
 DEFAULT_INVISIBLE_MS = 30_000
 SUSPEND_MS = 1_000
@@ -34,6 +33,21 @@ Position = Literal["first", "last"] | AtMs | Mapping[int, int]
 """A place in a topic: its ends, the first message stored at a time or later, or the queue offset of
 each queue.
 """
+
+
+_Queue = tuple[QueueReceiver, tuple[int, int]]
+"""A queue, and where it begins and ends."""
+
+
+def _take(queues: Iterable[_Queue], max_messages: int, wanted: Wanted) -> list[Received]:
+    """Messages of these queues; whoever calls holds the store's lock."""
+    received: list[Received] = []
+    for receiver, bounds in queues:
+        room = max_messages - len(received)
+        if room <= 0:
+            break
+        received += receiver.take(room, bounds, wanted)
+    return received
 
 
 @attrs.frozen
@@ -78,6 +92,9 @@ class ConsumerGroup:
         self._store = store
         self._table = table
         self._turn = 0
+        self._retries = retry_topic(name)
+        self._readers: dict[str, TopicReader] = {}
+        self._receivers: dict[tuple[str, str, int], QueueReceiver] = {}
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -95,36 +112,41 @@ class ConsumerGroup:
         done for this group, so all consumers of a group give the same. Raises StoreClosedError,
         SourceError and TargetError.
         """
-        passes = tag_filter(tags)
-        received: list[Received] = []
-        self._begin(topic)
+        passing = tag_filter(tags)
         with self._store.lock:
             now_ms = self._store.clock.now_ms()
-            for key in self._queues_in_turn(topic):
-                room = max_messages - len(received)
-                if room > 0:
-                    receiver = QueueReceiver(
-                        self._progress(key),
-                        self._store.topic(key.topic),
-                        key,
-                        topic,
-                        now_ms,
-                        now_ms + invisible_ms,
-                    )
-                    received += receiver.take(room, passes, is_ordered=self.is_ordered)
-        return received
+            wanted = Wanted(now_ms, now_ms + invisible_ms, passing, self.is_ordered)
+            queues = self._queues_in_turn(topic, may_begin=False)
+            if queues is not None:
+                return _take(queues, max_messages, wanted)
+        self._begin(topic)
+        with self._store.lock:
+            return _take(self._queues_in_turn(topic, may_begin=True) or [], max_messages, wanted)
 
-    def _queues_in_turn(self, topic: str) -> list[QueueKey]:
-        """The queues of a topic and of its retries, each first in its turn."""
-        topics = (topic, retry_topic(self.name)) if topic != retry_topic(self.name) else (topic,)
-        keys = [
-            QueueKey(self.name, name, queue_id)
-            for name in topics
-            for queue_id in sorted(self._store.topic(name).ranges())
-        ]
+    def _queues_in_turn(self, topic: str, *, may_begin: bool) -> list[_Queue] | None:
+        """The queues of a topic and of its retries, each first in its turn; None if the topic has
+        one that is new for the group, unless it ``may_begin`` there with the first message.
+        """
+        self._table.require_open()
+        queues: list[_Queue] = []
+        for name in (topic,) if topic == self._retries else (topic, self._retries):
+            if name not in self._readers:
+                self._readers[name] = self._store.topic(name)
+            reader = self._readers[name]
+            ranges = reader.ranges() or ({0: (0, 0)} if name == topic else {})
+            for queue_id, bounds in ranges.items():
+                receiver = self._receivers.get((topic, name, queue_id))
+                if receiver is None:
+                    key = QueueKey(self.name, name, queue_id)
+                    if name == topic and not may_begin and self._table.find(key) is None:
+                        return None
+                    is_retry = name == self._retries
+                    receiver = QueueReceiver(self._progress(key), reader, key, topic, is_retry)
+                    self._receivers[topic, name, queue_id] = receiver
+                queues.append((receiver, bounds))
         self._turn += 1
-        first = self._turn % len(keys) if keys else 0
-        return keys[first:] + keys[:first]
+        first = self._turn % len(queues)
+        return queues[first:] + queues[:first] if first else queues
 
     def _begin(self, topic: str) -> None:
         """Begin in each queue of a topic that is new for the group. Where it starts counts once for
@@ -156,8 +178,8 @@ class ConsumerGroup:
         it was not settled.
         """
         with self._store.lock:
-            progress = self._table.find(self._key(message.stored))
-            offset = message.stored.queue_offset
+            progress = self._table.find(self._key(message))
+            offset = message.queued.queue_offset
             return progress is not None and progress.is_held(offset, message.visible_ms)
 
     def _progress(self, key: QueueKey) -> QueueProgress:
@@ -173,7 +195,7 @@ class ConsumerGroup:
         Raises StoreClosedError, and TargetError when the disk refuses: they stay in flight then.
         """
         with self._store.lock:
-            self._table.ack((self._key(message.stored), message.stored) for message in messages)
+            self._table.ack(self.name, messages)
             wants_flush = self._table.wants_flush
         if wants_flush:
             self._store.flush()
@@ -194,21 +216,21 @@ class ConsumerGroup:
         else:
             level = AtLevel(FIRST_RETRY_LEVEL + message.retries)
             times = message.retries + 1
-            self._give_back(message.stored, retry_topic(self.name), times, due or level)
+            self._give_back(message, retry_topic(self.name), times, due or level)
 
     def reject(self, message: Received) -> None:
         """Make this message a dead letter, which ``dead_letters`` lists after the next
         ``advance``. Raises as ``retry``.
         """
-        self._give_back(message.stored, dead_letter_topic(self.name), message.retries + 1, None)
+        self._give_back(message, dead_letter_topic(self.name), message.retries + 1, None)
 
     def _give_back(
-        self, stored: StoredMessage, topic: str, reconsume_times: int, due: Due | None
+        self, message: Received, topic: str, reconsume_times: int, due: Due | None
     ) -> None:
         """Note what is to be stored, then store it. That record acknowledges the message: a kill in
         between neither loses the message nor repeats it, and no loss of power takes one of the two.
         """
-        key = self._key(stored)
+        key, stored = self._key(message), message.stored
         with self._store.lock:
             progress = self._table.find(key)
             if progress is None or progress.is_done(stored.queue_offset):
@@ -233,10 +255,11 @@ class ConsumerGroup:
                     until_ms = now_ms + self._store.levels.asked(level)[1]
                 case _:
                     until_ms = now_ms + due.delay_ms
-            self._progress(self._key(message.stored)).hold(message.stored.queue_offset, until_ms)
+            self._progress(self._key(message)).hold(message.queued.queue_offset, until_ms)
 
-    def _key(self, stored: StoredMessage) -> QueueKey:
-        return QueueKey(self.name, stored.topic, stored.queue_id)
+    def _key(self, message: Received) -> QueueKey:
+        """Its queue as this group sees it, whoever received it."""
+        return message.queue._replace(group=self.name)
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -257,7 +280,7 @@ class ConsumerGroup:
             if not found:
                 return
             for letter in letters:
-                yield Received(letter, origin_topic(letter, key.topic), 0)
+                yield Received(letter, origin_topic(letter, key.topic), 0, key)
             next_offset = found[-1].queue_offset + 1
 
     def redrive(self, letter: Received) -> None:
@@ -265,7 +288,7 @@ class ConsumerGroup:
 
         It is ready after the next ``advance``. Raises as ``retry``.
         """
-        self._give_back(letter.stored, retry_topic(self.name), 0, None)
+        self._give_back(letter, retry_topic(self.name), 0, None)
 
     # --- position ---------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 
 consumerOffset.json is RocketMQ's. It has one offset for each queue, below which all messages are
 done, and is written behind the records that it speaks of. The journal, ``delaywheel/consumers``,
-has a line for each acknowledgement since then. A broker ignores it.
+has a line for each acknowledgement since then, one for many that lie one behind another. A broker
+ignores it.
 
 Lines of the journal, ``N`` being the number of a queue:
 
@@ -12,6 +13,7 @@ Lines of the journal, ``N`` being the number of a queue:
 - ``J N offset``: consumerOffset.json may have this offset as well.
 - ``S N offset``: the group begins at this offset.
 - ``A N queue_offset identity``: this message was acknowledged.
+- ``A N queue_offset identity first``: so were all before it, from the queue offset ``first`` on.
 - ``R N queue_offset identity times topic log_end``: the next step stores a record for this retry or
   dead letter topic. It has this number of retries, and lies at this place of the log or behind it.
   That acknowledges the message. The line ``A`` follows when the log is on disk.
@@ -20,9 +22,11 @@ An offset in consumerOffset.json that no line names was written by somebody else
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import attrs
 
+from consumer_groups.progress import Acked
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
@@ -39,13 +43,27 @@ from message_store.format.broker_json import ConfigDialect, JsonObject
 JOURNAL_NAME = "consumers"
 
 
-@attrs.frozen
-class QueueKey:
-    """One queue of a topic as one group sees it."""
+class QueueKey(NamedTuple):
+    """One queue of a topic as one group sees it.
+
+    A tuple, because it is looked up for each message: a frozen attrs class hashes six times as
+    long.
+    """
 
     group: str
     topic: str
     queue_id: int
+
+
+class Run(NamedTuple):
+    """Messages one behind another, from queue offset ``first`` to ``last``; the last one's
+    identity.
+    """
+
+    queue: QueueKey
+    first: int
+    last: int
+    identity: int
 
 
 @attrs.frozen
@@ -62,12 +80,13 @@ class GivenBack:
 
 @attrs.define
 class Progress:
-    """What is known of a group's progress in a queue; ``saved`` are the offsets that
-    consumerOffset.json may have by us, ``begun`` are messages that may have been given back.
+    """What is known of a group's progress in a queue; ``acked`` are acknowledgements by the last
+    queue offset of each, ``saved`` the offsets that consumerOffset.json may have by us, ``begun``
+    messages that may have been given back.
     """
 
     start: int
-    acked: dict[int, int]
+    acked: dict[int, Acked]
     saved: set[int] = attrs.field(factory=set)
     begun: dict[int, GivenBack] = attrs.field(factory=dict)
 
@@ -138,9 +157,12 @@ class OffsetFiles:
         """Note that a group goes on at this offset."""
         self._append_of(key, [f"S {self._numbers.get(key, len(self._numbers))} {offset}"])
 
-    def ack(self, acknowledged: Iterable[tuple[QueueKey, int, int]]) -> None:
-        """Note these acknowledgements: queue, queue offset, identity; all or none."""
-        self._append([f"A {self._numbers[key]} {at} {crc}" for key, at, crc in acknowledged])
+    def ack(self, runs: Iterable[Run]) -> None:
+        """Note the acknowledgements of these messages; all or none."""
+        numbers = self._numbers
+        self._append(
+            _ack_line(numbers[queue], last, first, crc) for queue, first, last, crc in runs
+        )
 
     def give_back(self, key: QueueKey, queue_offset: int, record: GivenBack) -> None:
         """Note that this record will be stored now, and the message acknowledged then."""
@@ -199,7 +221,7 @@ class OffsetFiles:
         text = read_config(self._root.path, CONSUMER_OFFSETS)
         table = text.value.get("offsetTable")
         entries: JsonObject = dict(table) if isinstance(table, dict) else {}
-        for key, offset in sorted(offsets.items(), key=lambda item: attrs.astuple(item[0])):
+        for key, offset in sorted(offsets.items()):
             name = f"{key.topic}@{key.group}"
             entry = entries.get(name)
             queues: JsonObject = dict(entry) if isinstance(entry, dict) else {}
@@ -231,8 +253,13 @@ def _number_line(number: int, key: QueueKey) -> str:
     return f"Q {number} {key.queue_id} {key.group} {key.topic}"
 
 
-def _ack_lines(number: int, acked: Mapping[int, int]) -> list[str]:
-    return [f"A {number} {queue_offset} {acked[queue_offset]}" for queue_offset in sorted(acked)]
+def _ack_line(number: int, last: int, first: int, identity: int) -> str:
+    line = f"A {number} {last} {identity}"
+    return line if first == last else f"{line} {first}"
+
+
+def _ack_lines(number: int, acked: Mapping[int, Acked]) -> list[str]:
+    return [_ack_line(number, last, *acked[last]) for last in sorted(acked)]
 
 
 def _begun_line(number: int, queue_offset: int, record: GivenBack) -> str:
@@ -261,8 +288,10 @@ def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
             if kind == "J":
                 progress.saved.add(value)
             if kind == "A":
-                progress.acked[value] = int(fields[1])
-                progress.begun.pop(value, None)
+                first = int(fields[2]) if len(fields) > 2 else value
+                progress.acked[value] = Acked(first, int(fields[1]))
+                for at in [at for at in progress.begun if first <= at <= value]:
+                    del progress.begun[at]
             if kind == "R":
                 identity, times, topic, end = fields[1:]
                 progress.begun[value] = GivenBack(int(identity), int(times), topic, int(end))

@@ -2,21 +2,17 @@
 """How far one group has come in one queue: pure bookkeeping, without files and without a clock."""
 
 import heapq
-import zlib
 from collections import defaultdict
-
-from message_store.format.message import StoredMessage
-
-_IDENTITY = "{0.commit_log_offset} {0.store_timestamp_ms} {0.born_timestamp_ms} {0.body_crc}"
+from typing import NamedTuple
 
 
-def identity_of(message: StoredMessage) -> int:
-    """CRC-32 of what distinguishes a record from another that takes its queue offset later.
-
-    A loss of power can take a record that was acknowledged. The queue then grows again, and the
-    acknowledgement must not count for the next record at this offset.
+class Acked(NamedTuple):
+    """Messages one behind another that were acknowledged together: the first one's queue offset,
+    and the last one's identity.
     """
-    return zlib.crc32(_IDENTITY.format(message).encode(), zlib.crc32(message.properties_text))
+
+    first: int
+    identity: int
 
 
 class QueueProgress:
@@ -24,26 +20,27 @@ class QueueProgress:
 
     A message is done when it was acknowledged or skipped. ``offset`` is the queue offset below
     which all are; ``next_offset`` the first that nobody has looked at. ``acked`` has what was
-    acknowledged at or after ``saved``, the offset that was written down last, with its identity.
+    acknowledged at or after ``saved``, the offset that was written down last, by the last queue
+    offset of each acknowledgement.
     """
 
-    def __init__(self, offset: int, acked: dict[int, int] | None = None) -> None:
-        self.acked: dict[int, int] = {}
+    def __init__(self, offset: int, acked: dict[int, Acked] | None = None) -> None:
+        self.acked: dict[int, Acked] = {}
         self._in_flight: dict[int, tuple[int, str]] = {}
-        self._by_time: list[tuple[int, int]] = []
+        self._by_time: list[tuple[int, int, int]] = []
         self._returned: dict[str, list[int]] = defaultdict(list)
         self.move_to(offset, acked or {})
 
-    def move_to(self, offset: int, acked: dict[int, int]) -> None:
+    def move_to(self, offset: int, acked: dict[int, Acked]) -> None:
         """Begin at another offset, with these acknowledged. Nothing is in flight then."""
         self.offset = self.next_offset = self.saved = offset
         self._ahead: set[int] = set()
         self._in_flight.clear()
         self._by_time.clear()
         self._returned.clear()
-        self.acked = {at: identity for at, identity in acked.items() if at >= offset}
-        for at in sorted(self.acked):
-            self._finish(at)
+        self.acked = {last: each for last, each in acked.items() if last >= offset}
+        for last in sorted(self.acked):
+            self._finish(self.acked[last].first, last + 1)
 
     # --- done -------------------------------------------------------------------------------------
 
@@ -51,20 +48,24 @@ class QueueProgress:
         """Whether a message needs no more work."""
         return queue_offset < self.offset or queue_offset in self._ahead
 
+    def are_open(self, first: int, end: int) -> bool:
+        """Whether no message from ``first`` up to ``end`` is done."""
+        is_behind = first >= self.offset
+        return is_behind and (not self._ahead or self._ahead.isdisjoint(range(first, end)))
+
     @property
     def done_ahead(self) -> int:
         """How many messages after ``offset`` are done."""
         return len(self._ahead)
 
-    def ack(self, queue_offset: int, identity: int) -> None:
-        """This message was worked on."""
-        self.acked[queue_offset] = identity
-        self._finish(queue_offset)
+    def ack(self, first: int, last: int, identity: int) -> None:
+        """These messages were worked on."""
+        self.acked[last] = Acked(first, identity)
+        self._finish(first, last + 1)
 
     def skip(self, first: int, end: int) -> None:
         """No message from ``first`` up to ``end`` is for this group."""
-        for queue_offset in range(max(first, self.offset), end):
-            self._finish(queue_offset)
+        self._finish(first, end)
         self.next_offset = max(self.next_offset, end)
 
     def cut(self, first: int) -> None:
@@ -79,12 +80,21 @@ class QueueProgress:
     def forget_saved(self, offset: int) -> None:
         """That all below ``offset`` is done was written down."""
         self.saved = offset
-        self.acked = {at: identity for at, identity in self.acked.items() if at >= offset}
+        self.acked = {last: each for last, each in self.acked.items() if last >= offset}
 
-    def _finish(self, queue_offset: int) -> None:
-        self._in_flight.pop(queue_offset, None)
-        if queue_offset >= self.offset:
-            self._ahead.add(queue_offset)
+    def _finish(self, first: int, end: int) -> None:
+        if first >= end:
+            return
+        if self._in_flight:
+            for queue_offset in range(first, end):
+                self._in_flight.pop(queue_offset, None)
+        first = max(first, self.offset)
+        if first > self.offset:
+            self._ahead.update(range(first, end))
+        elif first < end:
+            if self._ahead:
+                self._ahead.difference_update(range(first, end))
+            self.offset = end
             self._absorb()
 
     def _absorb(self) -> None:
@@ -100,11 +110,16 @@ class QueueProgress:
         """How many messages somebody is working on."""
         return len(self._in_flight)
 
-    def hide(self, queue_offset: int, topic: str, until_ms: int) -> None:
-        """Somebody works on this message; from ``until_ms`` on it can be received again."""
-        self._in_flight[queue_offset] = until_ms, topic
-        heapq.heappush(self._by_time, (until_ms, queue_offset))
-        self.next_offset = max(self.next_offset, queue_offset + 1)
+    def hide(self, first: int, end: int, topic: str, until_ms: int) -> None:
+        """Somebody works on the messages from ``first`` up to ``end``; from ``until_ms`` on they
+        can be received again.
+        """
+        if end - first == 1:
+            self._in_flight[first] = until_ms, topic
+        else:
+            self._in_flight.update(dict.fromkeys(range(first, end), (until_ms, topic)))
+        heapq.heappush(self._by_time, (until_ms, first, end))
+        self.next_offset = max(self.next_offset, end)
 
     def is_held(self, queue_offset: int, until_ms: int) -> bool:
         """Whether somebody works on this message, until this time."""
@@ -118,7 +133,8 @@ class QueueProgress:
         for later in [at for at in self._in_flight if at > queue_offset]:
             self.put_aside(later, self._in_flight.pop(later)[1])
         if queue_offset in self._in_flight:
-            self.hide(queue_offset, self._in_flight[queue_offset][1], until_ms)
+            topic = self._in_flight[queue_offset][1]
+            self.hide(queue_offset, queue_offset + 1, topic, until_ms)
 
     def put_aside(self, queue_offset: int, topic: str) -> None:
         """This message can be received, by whoever asks for ``topic``."""
@@ -128,11 +144,16 @@ class QueueProgress:
     def show_expired(self, now_ms: int) -> None:
         """Messages whose invisible time has passed can be received again."""
         while self._by_time and self._by_time[0][0] <= now_ms:
-            until_ms, queue_offset = heapq.heappop(self._by_time)
-            hidden = self._in_flight.get(queue_offset)
-            if hidden is not None and hidden[0] == until_ms:
-                del self._in_flight[queue_offset]
-                self.put_aside(queue_offset, hidden[1])
+            until_ms, first, end = heapq.heappop(self._by_time)
+            for queue_offset in range(first, end):
+                hidden = self._in_flight.get(queue_offset)
+                if hidden is not None and hidden[0] == until_ms:
+                    del self._in_flight[queue_offset]
+                    self.put_aside(queue_offset, hidden[1])
+
+    def has_returned(self, topic: str) -> bool:
+        """Whether a message of ``topic`` may be one that can be received again."""
+        return bool(self._returned.get(topic))
 
     def next_returned(self, topic: str) -> int | None:
         """The first message of ``topic`` that can be received again; None if there is none."""

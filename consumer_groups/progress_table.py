@@ -7,16 +7,16 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 
 import threading
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator, Sequence
+from itertools import compress
 
-import attrs
-
-from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey
-from consumer_groups.progress import QueueProgress, identity_of
-from consumer_groups.received import is_given_back
+from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey, Run
+from consumer_groups.progress import Acked, QueueProgress
+from consumer_groups.received import Received, is_given_back, runs_of
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import FormatError, StoreClosedError
 from message_store.format.message import StoredMessage
+from message_store.interface.queued_messages import identity_of
 
 SAVE_EVERY_MS = 5_000
 """How often a flush writes consumerOffset.json. RocketMQ: flushConsumerOffsetInterval (5.5.0)."""
@@ -25,7 +25,9 @@ _MOST_JOURNAL_BYTES = 4 << 20
 """A journal longer than this is shortened by the next flush."""
 
 _MOST_ACKED = 100_000
-"""After so many acknowledgements the store is flushed, so that memory and journal stay small."""
+"""After so many acknowledgements the store is flushed, so that memory and journal stay small.
+Messages one behind another that are acknowledged together count as one.
+"""
 
 
 class ProgressTable:
@@ -58,7 +60,7 @@ class ProgressTable:
         have taken the record that tells.
         """
         if self._files is not None:
-            for key in sorted(self._files.keys(), key=attrs.astuple):
+            for key in sorted(self._files.keys()):
                 noted = self._files.find(key)
                 if noted is not None and noted.begun:
                     self.find(key)
@@ -101,7 +103,7 @@ class ProgressTable:
             self._files.begin(key, Progress(end, {}), is_saved=False)
             found = Progress(end, {}, {end})
         self._unsynced |= {(key, at): record for at, record in given_back.items()}
-        done = acked | {at: record.identity for at, record in given_back.items()}
+        done = acked | {at: Acked(at, record.identity) for at, record in given_back.items()}
         progress = self._queues[key] = QueueProgress(found.start, done)
         progress.cut(first)
         return progress
@@ -125,15 +127,15 @@ class ProgressTable:
             del self._unsynced[each]
         progress.move_to(offset, {})
 
-    def _still_there(self, key: QueueKey, acked: dict[int, int]) -> dict[int, int]:
+    def _still_there(self, key: QueueKey, acked: dict[int, Acked]) -> dict[int, Acked]:
         """The acknowledgements of records that a loss of power did not take: it takes the end of a
         queue, so the last that is as it was vouches for all before it.
         """
         topic = self._store.topic(key.topic)
         first = topic.ranges().get(key.queue_id, (0, 0))[0]
         for last in sorted(acked, reverse=True):
-            if last < first or self._is_same(key, last, acked[last]):
-                return {at: identity for at, identity in acked.items() if at <= last}
+            if last < first or self._is_same(key, last, acked[last].identity):
+                return {at: each for at, each in acked.items() if at <= last}
         return {}
 
     def _is_same(self, key: QueueKey, queue_offset: int, identity: int) -> bool:
@@ -192,22 +194,31 @@ class ProgressTable:
                 if message is not None:
                     yield message
 
-    def ack(self, messages: Iterable[tuple[QueueKey, StoredMessage]]) -> None:
-        """Acknowledge these messages: written down first, then known. Raises TargetError."""
+    def ack(self, group: str, messages: Sequence[Received]) -> None:
+        """Acknowledge these messages for a group: written down first, then known. Raises
+        TargetError.
+        """
         self.require_open()
-        rows = []
-        for key, message in messages:
-            progress = self.find(key)
-            if progress is not None and not progress.is_done(message.queue_offset):
-                rows.append((progress, key, message.queue_offset, identity_of(message)))
-        if not rows:
+        runs = runs_of(messages, group)
+        if not all(map(self._is_open, runs)):
+            singles = (runs_of([message], group)[0] for message in messages)
+            is_open = [self._is_open(run) for run in singles]
+            runs = runs_of(list(compress(messages, is_open)), group)
+        if not runs:
             return
         if self._files is not None:
-            self._files.ack((key, at, identity) for _, key, at, identity in rows)
-        for progress, key, queue_offset, identity in rows:
-            progress.ack(queue_offset, identity)
-            self._unsynced.pop((key, queue_offset), None)  # of a try that the disk refused
-        self._acked_since_flush += len(rows)
+            self._files.ack(runs)
+        for run in runs:
+            self._queues[run.queue].ack(run.first, run.last, run.identity)
+            if self._unsynced:  # of a try that the disk refused
+                for queue_offset in range(run.first, run.last + 1):
+                    self._unsynced.pop((run.queue, queue_offset), None)
+        self._acked_since_flush += len(runs)
+
+    def _is_open(self, run: Run) -> bool:
+        """Whether all of it may be acknowledged."""
+        progress = self.find(run.queue)
+        return progress is not None and progress.are_open(run.first, run.last + 1)
 
     def give_back(self, key: QueueKey, message: StoredMessage, record: StoredMessage) -> None:
         """Note that ``record`` will be stored now, and ``message`` acknowledged then. Raises
@@ -226,7 +237,7 @@ class ProgressTable:
         """
         progress = self.find(key)
         assert progress is not None
-        progress.ack(message.queue_offset, identity_of(message))
+        progress.ack(message.queue_offset, message.queue_offset, identity_of(message))
         self._acked_since_flush += 1
 
     @property
@@ -265,15 +276,15 @@ class ProgressTable:
     def _acknowledge_durable(self) -> None:
         """Write down the acknowledgements of what was given back before ``begin_flush``."""
         assert self._files is not None
-        rows = [
-            (key, at, self._unsynced[key, at].identity)
+        runs = [
+            Run(key, at, at, self._unsynced[key, at].identity)
             for key, at in self._durable
             if (key, at) in self._unsynced
         ]
-        if rows:
-            self._files.ack(rows)
-            for key, at, _ in rows:
-                del self._unsynced[key, at]
+        if runs:
+            self._files.ack(runs)
+            for run in runs:
+                del self._unsynced[run.queue, run.first]
 
     def _is_save_due(self, *, is_last: bool) -> bool:
         """Whether offsets changed, and are to be written now."""
@@ -291,7 +302,7 @@ class ProgressTable:
             synced = self._offsets.get(key, progress.saved)
             progress.forget_saved(max(progress.saved, min(synced, progress.offset)))
             begun = {at: each for (of, at), each in self._unsynced.items() if of == key}
-            acked = {at: crc for at, crc in progress.acked.items() if at not in begun}
+            acked = {at: each for at, each in progress.acked.items() if at not in begun}
             state[key] = Progress(progress.saved, acked, begun=begun)
         self._saves += 1
         self._save_next_ms = self._store.clock.now_ms() + SAVE_EVERY_MS

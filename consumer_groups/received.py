@@ -5,13 +5,18 @@ RocketMQ: AbstractSendMessageProcessor#consumerSendMsgBack (4.9.7, 5.5.0).
 """
 
 import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
 
 import attrs
 
+from consumer_groups.offset_files import QueueKey, Run
 from message_store.base.errors import BadFieldError
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.message_rules import MAX_MESSAGE_BYTES, check_topic
+from message_store.interface.queued_messages import Queued, QueuedRecord, identity_of
 
 FIRST_RETRY_LEVEL = 3
 """The level of the first retry; each later one takes the next level."""
@@ -45,17 +50,25 @@ def check_group(group: str) -> None:
         raise BadFieldError(what, found=repr(group)) from error
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Received:
     """A message that a group received: to be acknowledged, retried or rejected.
 
-    ``stored`` is its record. ``topic`` is the topic to which it was sent, also for a retry.
-    ``visible_ms`` is when the group can receive it again, unless it is acknowledged before.
+    ``queued`` is its record, which is decoded as far as somebody looks at it. ``topic`` is the
+    topic to which it was sent, also for a retry. ``visible_ms`` is when the group can receive it
+    again, unless it is acknowledged before. ``queue`` is where it was received.
     """
 
-    stored: StoredMessage
+    queued: Queued
     topic: str
     visible_ms: int
+    queue: QueueKey
+
+    @cached_property
+    def stored(self) -> StoredMessage:
+        """Its record."""
+        queued = self.queued
+        return queued.decoded() if isinstance(queued, QueuedRecord) else queued
 
     @property
     def body(self) -> bytes:
@@ -63,8 +76,8 @@ class Received:
 
         Raises BadFieldError for one that cannot be, or is longer than any message may be.
         """
-        if not self.stored.is_compressed:
-            return self.stored.body
+        if not self.queued.is_compressed:
+            return self.queued.body
         unpacker = zlib.decompressobj()
         try:
             body = unpacker.decompress(self.stored.body, MAX_MESSAGE_BYTES)
@@ -77,22 +90,22 @@ class Received:
     @property
     def tags(self) -> str | None:
         """The tag, if it has one."""
-        return self.stored.tags
+        return self.properties.get(names.TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys."""
-        return self.stored.keys
+        return tuple(self.properties.get(names.KEYS, "").split())
 
     @property
     def unique_key(self) -> str | None:
         """The client's message id."""
-        return self.stored.unique_key
+        return self.properties.get(names.UNIQUE_KEY)
 
-    @property
+    @cached_property
     def properties(self) -> dict[str, str]:
         """All properties, the user's own among them."""
-        return self.stored.properties
+        return self.queued.properties
 
     @property
     def retries(self) -> int:
@@ -100,7 +113,39 @@ class Received:
         return self.stored.reconsume_times
 
 
-def origin_topic(message: StoredMessage, default: str) -> str:
+def runs_of(messages: Sequence[Received], group: str) -> list[Run]:
+    """The runs that these messages are in the queues of a group, each message in one of them."""
+    runs = _runs(messages)
+    if any(run.queue.group != group for run in runs):  # another group received them
+        return runs_of(
+            [attrs.evolve(e, queue=e.queue._replace(group=group)) for e in messages], group
+        )
+    if len(runs) > 1 and any(
+        one.queue == other.queue and one.last >= other.first
+        for one, other in pairwise(sorted(runs))
+    ):
+        once = {(each.queue, each.queued.queue_offset): each for each in messages}
+        runs = _runs([once[place] for place in sorted(once)])
+    return runs
+
+
+def _runs(messages: Sequence[Received]) -> list[Run]:
+    """Runs of messages that are given one behind another."""
+    runs: list[Run] = []
+    begin = 0
+    for end, message in enumerate(messages, 1):
+        queue_offset = message.queued.queue_offset + 1
+        if end < len(messages):
+            following = messages[end]
+            if following.queued.queue_offset == queue_offset and following.queue == message.queue:
+                continue
+        first = messages[begin].queued.queue_offset
+        runs.append(Run(message.queue, first, queue_offset - 1, identity_of(message.queued)))
+        begin = end
+    return runs
+
+
+def origin_topic(message: Queued, default: str) -> str:
     """The topic to which a message was sent; for a retry a property says so."""
     return message.properties.get(names.RETRY_TOPIC, default)
 

@@ -2,119 +2,155 @@
 """One look into one queue for one group: which messages it receives, and which it skips."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import attrs
 
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
-from consumer_groups.received import Received, origin_topic, retry_topic
-from message_store.base.errors import FormatError
-from message_store.format.message import StoredMessage
+from consumer_groups.received import Received, origin_topic
 from message_store.interface.delay_store import TopicReader
+from message_store.interface.queued_messages import Queued, QueuePart
 
 _LOG = logging.getLogger(__name__)
 
 _MOST_LOOKED_AT = 1_024
 """So many messages of a queue are looked at by one ``receive``, where a filter skips most."""
 
-_AT_ONCE = 128
+_READ_AHEAD = 32
+"""So many entries are read at once where fewer at a time are received."""
 
 
-def tag_filter(tags: str | None) -> Callable[[StoredMessage], bool]:
-    """Whether a message passes a filter such as ``"paid || sent"``; all pass None and ``"*"``.
+def tag_filter(tags: str | None) -> frozenset[str | None] | None:
+    """The tags that pass a filter such as ``"paid || sent"``; None where all pass.
 
     The text of the tag decides. Two tags with one hash are told apart, as in RocketMQ's clients.
     """
-    wanted = {tag.strip() for tag in (tags or "*").split("||")} - {""}
-    if "*" in wanted or not wanted:
-        return lambda _: True
-    return lambda message: message.tags in wanted
+    if tags is None:
+        return None
+    wanted = {tag.strip() for tag in tags.split("||")} - {""}
+    return None if "*" in wanted or not wanted else frozenset(wanted)
 
 
-@attrs.frozen(eq=False)
+class Wanted(NamedTuple):
+    """What one ``receive`` asks for at ``now_ms``: messages are held until ``until_ms``. ``tags``
+    are those that pass, None if all do.
+    """
+
+    now_ms: int
+    until_ms: int
+    tags: frozenset[str | None] | None
+    is_ordered: bool
+
+
+@attrs.define(eq=False)
 class QueueReceiver:
     """Receives messages of ``topic`` from the queue ``key``; the store's lock is held.
 
     The queue is one of the topic, or of the group's retries: of those it leaves the messages of
-    other topics for whoever asks for them. What it takes is in flight until ``until_ms``.
+    other topics for whoever asks for them. ``_ahead`` was read from queue offset ``_ahead_at`` on,
+    without a gap: a record never changes.
     """
 
     progress: QueueProgress
     reader: TopicReader
     key: QueueKey
     topic: str
-    now_ms: int
-    until_ms: int
+    is_retry: bool
+    _ahead: Sequence[Queued] = ()
+    _ahead_at: int = -1
 
-    def take(
-        self, room: int, passes: Callable[[StoredMessage], bool], *, is_ordered: bool
-    ) -> list[Received]:
-        """At most ``room`` messages. Raises SourceError."""
-        first, end = self.reader.ranges().get(self.key.queue_id, (0, 0))
-        self.progress.cut(first)
-        self.progress.show_expired(self.now_ms)
-        if is_ordered and self.progress.in_flight:
+    def take(self, room: int, bounds: tuple[int, int], wanted: Wanted) -> list[Received]:
+        """At most ``room`` messages of a queue that has those from ``bounds[0]`` up to
+        ``bounds[1]``. Raises SourceError.
+        """
+        progress, (first, end) = self.progress, bounds
+        progress.cut(first)
+        progress.show_expired(wanted.now_ms)
+        if wanted.is_ordered and progress.in_flight:
             return []
-        received = self._returned(room)
-        is_retry = self.key.topic == retry_topic(self.key.group)
+        received = self._returned(room, wanted) if progress.has_returned(self.topic) else []
         looked_at = 0
-        while len(received) < room and looked_at < _MOST_LOOKED_AT:
-            count = min(_AT_ONCE, room - len(received))
-            messages = self._read(self.progress.next_offset, count)
-            for message in messages:
-                self.progress.skip(self.progress.next_offset, message.queue_offset)
-                topic = origin_topic(message, self.topic) if is_retry else self.topic
-                if self.progress.is_done(message.queue_offset):
-                    self.progress.skip(message.queue_offset, message.queue_offset + 1)
-                elif topic != self.topic:
-                    self.progress.put_aside(message.queue_offset, topic)
-                elif is_retry or passes(message):
-                    received.append(self._hide(message))
-                else:
-                    self.progress.skip(message.queue_offset, message.queue_offset + 1)
-            looked_at += len(messages)
-            if not messages:
-                self.progress.skip(self.progress.next_offset, end)
+        while len(received) < room and looked_at < _MOST_LOOKED_AT and progress.next_offset < end:
+            at = progress.next_offset
+            part = self._read(at, room - len(received))
+            if part.end <= at:  # a queue never shrinks, so this is the end of it
                 break
+            received += self._taken(part, wanted)
+            looked_at += part.end - at
         return received
 
-    def _returned(self, room: int) -> list[Received]:
+    def _read(self, at: int, count: int) -> QueuePart:
+        """The messages of so many entries. Where a queue is received bit by bit, more are read at
+        once and kept.
+        """
+        reader, queue_id, passed = self.reader, self.key.queue_id, at - self._ahead_at
+        if 0 <= passed < len(self._ahead):
+            messages = self._ahead[passed : passed + count]
+            return QueuePart(messages, at + len(messages), {})
+        if passed == len(self._ahead) and count < _READ_AHEAD:
+            ahead = reader.queued(queue_id, at, _READ_AHEAD)
+            if len(ahead.messages) == ahead.end - at > count:
+                self._ahead, self._ahead_at = ahead.messages, at
+                return QueuePart(ahead.messages[:count], at + count, {})
+        part = reader.queued(queue_id, at, count)
+        self._ahead, self._ahead_at = (), part.end
+        return part
+
+    def _taken(self, part: QueuePart, wanted: Wanted) -> list[Received]:
+        """What is received of a part that begins where nobody has looked."""
+        progress, begin = self.progress, self.progress.next_offset
+        is_plain = wanted.tags is None and not self.is_retry
+        is_gapless = len(part.messages) == part.end - begin
+        if not (is_plain and is_gapless and progress.are_open(begin, part.end)):
+            return self._chosen(part, wanted)
+        progress.hide(begin, part.end, self.topic, wanted.until_ms)
+        topic, until_ms, key = self.topic, wanted.until_ms, self.key
+        return [Received(message, topic, until_ms, key) for message in part.messages]
+
+    def _chosen(self, part: QueuePart, wanted: Wanted) -> list[Received]:
+        """The same, message by message."""
+        progress, tags = self.progress, wanted.tags
+        received = []
+        for message in part.messages:
+            queue_offset = message.queue_offset
+            progress.skip(progress.next_offset, queue_offset)
+            topic = origin_topic(message, self.topic) if self.is_retry else self.topic
+            if progress.is_done(queue_offset):
+                progress.skip(queue_offset, queue_offset + 1)
+            elif topic != self.topic:
+                progress.put_aside(queue_offset, topic)
+            elif self.is_retry or tags is None or message.tags in tags:
+                received.append(self._hide(message, wanted))
+            else:
+                progress.skip(queue_offset, queue_offset + 1)
+        progress.skip(progress.next_offset, part.end)
+        self._warn_of(part)
+        return received
+
+    def _returned(self, room: int, wanted: Wanted) -> list[Received]:
         """Messages that were in flight too long, or that others left."""
         received: list[Received] = []
         while len(received) < room:
             queue_offset = self.progress.next_returned(self.topic)
             if queue_offset is None:
                 break
-            found = self._read(queue_offset, 1)
-            if found and found[0].queue_offset == queue_offset:
-                received.append(self._hide(found[0]))
-            else:  # a cancel or retention took it
+            part = self.reader.queued(self.key.queue_id, queue_offset, 1)
+            if part.messages and part.messages[0].queue_offset == queue_offset:
+                received.append(self._hide(part.messages[0], wanted))
+            else:  # a cancel or retention took it, or it was damaged
+                self._warn_of(part)
                 self.progress.skip(queue_offset, queue_offset + 1)
         return received
 
-    def _hide(self, message: StoredMessage) -> Received:
-        self.progress.hide(message.queue_offset, self.topic, self.until_ms)
-        return Received(message, self.topic, self.until_ms)
+    def _hide(self, message: Queued, wanted: Wanted) -> Received:
+        queue_offset = message.queue_offset
+        self.progress.hide(queue_offset, queue_offset + 1, self.topic, wanted.until_ms)
+        return Received(message, self.topic, wanted.until_ms, self.key)
 
-    def _read(self, from_offset: int, count: int) -> Sequence[StoredMessage]:
-        """Messages from an offset on. A record that is damaged is skipped: nobody can read it."""
-        try:
-            return self.reader.read(self.key.queue_id, from_offset, count)
-        except FormatError:
-            pass
-        messages: list[StoredMessage] = []
-        end = self.reader.ranges()[self.key.queue_id][1]
-        while len(messages) < count and from_offset < end:
-            try:
-                found = self.reader.read(self.key.queue_id, from_offset, 1)
-            except FormatError as error:
-                where = f"{self.key.topic}, queue {self.key.queue_id}, offset {from_offset}"
-                _LOG.warning("%s: a message that cannot be read is skipped: %s", where, error)
-                from_offset += 1
-                continue
-            if not found:
-                break
-            messages += found
-            from_offset = found[0].queue_offset + 1
-        return messages
+    def _warn_of(self, part: QueuePart) -> None:
+        """A record that is damaged is skipped: nobody can read it."""
+        for queue_offset, error in part.damaged.items():
+            where = f"{self.key.topic}, queue {self.key.queue_id}, offset {queue_offset}"
+            _LOG.warning("%s: a message that cannot be read is skipped: %s", where, error)

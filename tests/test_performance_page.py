@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bars import PLAIN, POWER_SAFE, SHAPES, Bar
+from benchmarks.bars import ACKNOWLEDGED, PLAIN, POWER_SAFE, SHAPES, Bar
 from tests.source_laws import ROOT
 from tools.generate_performance import (
     PARTS,
@@ -75,6 +75,8 @@ def whole_results() -> dict[str, Any]:
     power = {"SQLite FULL": 1e3, **dict.fromkeys(("levels", "wheel", "hierarchy"), 3e3)}
     seconds = {"s": 0.4, "first word s": 0.3}
     shaped = {name: [{"total": 2.1}] for name in SHAPES}
+    acknowledged = {"s": 0.4, "cpu s": 0.5, "flush s": 0.01, "journal bytes": 4_000,
+                    "journal bytes left": 345}  # fmt: skip
     return {
         "start": {"commands": {"help": [seconds], "first": [seconds],
                                "convert --in-process": [seconds], "convert": [seconds]}},
@@ -96,6 +98,9 @@ def whole_results() -> dict[str, Any]:
                              "driver_private_bytes": 5e8, "worker_private_bytes": 2e8}]},
         "power": {"runs": [{"batch": batch, "messages a second": power} for batch in POWER_SAFE]},
         "race": {"events": {"burst": burst}},
+        "groups": {"messages": 100_000,
+                   "engines": {name: {what: [acknowledged] for what in ACKNOWLEDGED}
+                               for name in ("levels", "wheel", "hierarchy")}},
         "waiting": {"races": [much]},
     }  # fmt: skip
 
@@ -131,6 +136,7 @@ def test_other_results_make_another_page() -> None:
     assert "| 4,000,000 | one bad record | 2.10 | 1.05 |" in other
     assert "| 50,000,000 | 100 | 500 | 200 |" in other
     assert "| `convert --in-process` | 0.40 |" in other
+    assert "| wheel | one by one | 250 | 5.0 | 0.04 | 345 | 10.0 |" in other
 
 
 @pytest.mark.parametrize("name", sorted(whole_results()))
@@ -158,6 +164,7 @@ def test_every_bar_is_met_or_missed_by_so_much() -> None:
         ("shapes", {"messages": 1_000}, "conversion of 4 million, one bad record / plain"),
         ("fleet", {"stores": 4}, "200 stores of 5,000, three of them broken, one command"),
         ("memory", {"runs": [{"messages": 7}]}, "private memory of the driver"),
+        ("groups", {"messages": 7}, "received and acknowledged, batches, levels"),
     ],
 )
 def test_a_smaller_run_is_held_against_no_bar(name: str, change: dict[str, Any], row: str) -> None:

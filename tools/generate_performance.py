@@ -18,7 +18,7 @@ from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
-          "shapes", "fleet", "memory", "power", "race")  # fmt: skip
+          "shapes", "fleet", "memory", "power", "race", "groups")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
@@ -166,6 +166,33 @@ def reopenings_table(results: Results) -> str:
     return table(waiting.OPENING_HEAD, rows) if rows else f"An opening again was {NOT_MEASURED}."
 
 
+def groups_table(results: Results) -> str:
+    """What a consumer group costs in time, and what it writes for a message."""
+    found = results.get("groups", {})
+    rows = []
+    for engine, told in found.get("engines", {}).items():
+        for what, rounds in told.items():
+            if rounds:
+                rates, cpu_us, written, flush_ms = zip(
+                    *(_group_round(each, found["messages"]) for each in rounds), strict=True
+                )
+                left = statistics.median(each["journal bytes left"] for each in rounds)
+                cells = (spread(rates, 0), spread(cpu_us, 1), spread(written, 2))
+                rows.append((engine, what, *cells, f"{left:,.0f}", spread(flush_ms, 1)))
+    head = ("engine", "how", "thousand/s", "CPU, µs a message", "journal, bytes a message",
+            "left after a flush, bytes", "that flush, ms")  # fmt: skip
+    return table(head, rows) if rows else f"Consumer groups were {NOT_MEASURED}."
+
+
+def _group_round(each: Mapping[str, float], messages: int) -> tuple[float, float, float, float]:
+    return (
+        messages / each["s"] / _KILO,
+        each["cpu s"] / messages * _MILLION,
+        each["journal bytes"] / messages,
+        each["flush s"] * _KILO,
+    )
+
+
 # --- the conversion -------------------------------------------------------------------------------
 
 
@@ -304,6 +331,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "openings": openings_table,
     "reopenings": reopenings_table,
     "waiting": waiting_table,
+    "groups": groups_table,
     "conversion": conversion_table,
     "pieces": conversion_pieces,
     "shapes": shapes_table,

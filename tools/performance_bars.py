@@ -7,6 +7,8 @@ from typing import Any
 import attrs
 
 from benchmarks.bars import (
+    ACKNOWLEDGED,
+    ACKNOWLEDGED_MESSAGES,
     AIM_RATIO,
     BAR_DRIVER_BYTES,
     BAR_MESSAGES,
@@ -205,6 +207,18 @@ def _power_safe(engine: str, batch: int) -> _Read:
     return read
 
 
+def _acknowledged(what: str, engine: str) -> _Read:
+    """Thousands of messages a second."""
+
+    def read(results: Results) -> list[float]:
+        found = results["groups"]
+        rounds = found["engines"][engine][what]
+        is_whole = found["messages"] == ACKNOWLEDGED_MESSAGES
+        return [found["messages"] / each["s"] / _KILO for each in rounds] if is_whole else []
+
+    return read
+
+
 # --- the bars -------------------------------------------------------------------------------------
 
 
@@ -255,6 +269,9 @@ BARS = (
     *_lateness_rows(),
     *(BarRow(f"{engine}, {batch:,} at a time, power-safe / SQLite FULL", bar, "×",
              _power_safe(engine, batch), 2) for batch, bar in POWER_SAFE.items()
+      for engine in ENTRANTS),
+    *(BarRow(f"received and acknowledged, {what}, {engine}", bar, "thousand/s",
+             _acknowledged(what, engine)) for what, bar in ACKNOWLEDGED.items()
       for engine in ENTRANTS),
     BarRow("opening a wheel of 10 million, clean", OPENING_S["clean"], "s", _opened("clean"), 2),
     BarRow("opening it after a kill", OPENING_S["killed"], "s", _opened("killed"), 2),

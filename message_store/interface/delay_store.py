@@ -23,6 +23,7 @@ from message_store.format.recall_handle import RecallHandle
 if TYPE_CHECKING:
     from message_store.columns.byte_column import ByteColumn, Int64s
     from message_store.columns.message_batch import MessageBatch, StoredBatch
+    from message_store.interface.queued_messages import QueuePart
 
 
 @attrs.frozen
@@ -220,6 +221,11 @@ class TopicReader(Protocol):
 
         Fewer than ``max_messages``, or none, where the queue ends. Raises FormatError for a record
         that is damaged.
+        """
+
+    def queued(self, queue_id: int, from_offset: int, max_entries: int = 32) -> QueuePart:
+        """The same messages, of at most so many entries of the queue, decoded only as far as
+        somebody looks at them. A record that is damaged is in none of them.
         """
 
     def ranges(self) -> Mapping[int, tuple[int, int]]:

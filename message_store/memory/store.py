@@ -41,6 +41,7 @@ from message_store.interface.delay_store import (
     Receipt,
 )
 from message_store.interface.promise_rules import PromiseRule, exact
+from message_store.interface.queued_messages import QueuePart
 
 if TYPE_CHECKING:
     from message_store.columns.byte_column import Int64s
@@ -85,9 +86,14 @@ class MemoryTopic:
         start = max(0, from_offset)
         return tuple(self._queues.get(queue_id, ())[start : start + max_messages])
 
+    def queued(self, queue_id: int, from_offset: int, max_entries: int = 32) -> QueuePart:
+        """The same, which are decoded already."""
+        messages = self.read(queue_id, from_offset, max_entries)
+        return QueuePart(messages, max(0, from_offset) + len(messages), {})
+
     def ranges(self) -> dict[int, tuple[int, int]]:
         """Where each queue begins and ends."""
-        return {queue_id: (0, len(queue)) for queue_id, queue in self._queues.items()}
+        return {queue_id: (0, len(queue)) for queue_id, queue in sorted(self._queues.items())}
 
 
 @attrs.frozen(eq=False)

@@ -253,14 +253,19 @@ class LiveQueue:
 
     def _stored(self, first: int, last: int) -> UnitArray:
         stored = np.empty(last - first, QUEUE_UNIT.dtype)
-        target = stored.view(np.uint8).data
+        self.copy_units(first, stored.view(np.uint8).data)
+        return stored.astype(NATIVE_UNIT)
+
+    def copy_units(self, first: int, target: memoryview) -> None:
+        """Fill ``target`` with the bytes of entries from a queue offset on. Raises
+        TruncatedRecordError where there are no files for them.
+        """
         position, done = first * _UNIT_BYTES, 0
         while done < target.nbytes:
             room = self.segments.file_bytes - (position + done) % self.segments.file_bytes
             size_bytes = min(room, target.nbytes - done)
             target[done : done + size_bytes] = self.segments.read_at(position + done, size_bytes)
             done += size_bytes
-        return stored.astype(NATIVE_UNIT)
 
     @property
     def first_offset(self) -> int:

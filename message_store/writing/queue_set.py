@@ -5,6 +5,7 @@ A broker has one size of queue file for all queues and refuses to start on anoth
 take the size of the existing ones.
 """
 
+from bisect import insort
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ class QueueSet:
         self._identity = identity_of(root.path)  # its directory may be moved while it is open
         self._file_bytes = queue_file_bytes(root, default_file_bytes)
         self._queues: dict[tuple[str, int], LiveQueue] = {}
+        self._by_topic: dict[str, list[LiveQueue]] = {}
         self._opened_files = 0
         self._with_handles: set[tuple[str, int]] = set()
 
@@ -61,6 +63,7 @@ class QueueSet:
                 asked = f"{topic!r}, queue {queue_id}"
                 raise BadFieldError("a topic that can have no queue", found=asked)
             queue = self._queues[topic, queue_id] = self._open(topic, queue_id)
+            insort(self._by_topic.setdefault(topic, []), queue, key=lambda each: each.queue_id)
         return queue
 
     def _open(self, topic: str, queue_id: int) -> LiveQueue:
@@ -95,10 +98,9 @@ class QueueSet:
         """The queue of a topic; None where nothing was ever put there."""
         return self._queues.get((topic, queue_id))
 
-    def of_topic(self, topic: str) -> list[LiveQueue]:
+    def of_topic(self, topic: str) -> tuple[LiveQueue, ...]:
         """The queues of a topic, in order of queue id."""
-        queues = [queue for (name, _), queue in self._queues.items() if name == topic]
-        return sorted(queues, key=lambda queue: queue.queue_id)
+        return tuple(self._by_topic.get(topic, ()))
 
     def first_record(self, topics: Collection[str], log_end: int) -> int:
         """Where in the log the first record of these topics' queues is; ``log_end`` if none."""

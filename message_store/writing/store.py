@@ -19,6 +19,7 @@ from message_store.base.errors import (
     TargetError,
 )
 from message_store.base.forks import belongs_to_this_process
+from message_store.base.locked import LockedWhileOpen
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import (
     identity_of,
@@ -44,6 +45,7 @@ from message_store.writing.losses import (
 from message_store.writing.pages_ahead import PagesAhead
 from message_store.writing.queue import LiveQueue
 from message_store.writing.queue_set import QueueSet
+from message_store.writing.queued import QueuedReader
 from message_store.writing.recovery import Extent, Recovery, recover, survey
 from message_store.writing.retention import LiveRetention
 from message_store.writing.settings import StoreSettings
@@ -108,6 +110,7 @@ class LiveStore:
         self._queues_noted = LONG_MAX  # until it is known what was lost
         self._all_written: tuple[int, int] | None = None  # by a flush: end of the log, and time
         self.log = _open_log(root, settings)
+        self._queued_reader = QueuedReader(self.log)
         self.queues = QueueSet(root, settings.queue_file_bytes)
         self._checkpoint = LiveCheckpoint(root, dialect, self.log)
         self._log_end_note = LogEndNote(root)
@@ -199,7 +202,7 @@ class LiveStore:
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading; one that has no messages reads as empty."""
-        return LiveTopic(name, self.log, self.queues, self.reading)
+        return LiveTopic(name, self.log, self.queues, self._queued_reader, self.reading)
 
     def remember_topic(self, name: str, queue_id: int) -> None:
         """See to it that topics.json knows this queue, from the next flush on."""
@@ -219,12 +222,9 @@ class LiveStore:
             left = self._topics.items() - topics.items()
             self._topics = dict(left)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> LockedWhileOpen:
         """Hold the lock of a store that is open; raises StoreClosedError for one that is not."""
-        with self.lock:
-            self.require_open()
-            yield
+        return LockedWhileOpen(self.lock, self.require_open)
 
     @contextmanager
     def all_or_broken(self) -> Iterator[None]:

@@ -18,9 +18,11 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
+from message_store.interface.queued_messages import QueuePart
 from message_store.reading.consume_queue import is_neutral, is_pre_blank
 from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import QueueSet
+from message_store.writing.queued import QueuedReader, queued_message
 
 
 @attrs.frozen(eq=False)
@@ -33,6 +35,7 @@ class LiveTopic:
     name: str
     _log: LiveLog
     _queues: QueueSet
+    _queued: QueuedReader
     _reading: Callable[[], AbstractContextManager[None]]
 
     def read(
@@ -52,6 +55,14 @@ class LiveTopic:
                 first += len(units)
             return tuple(messages)
 
+    def queued(self, queue_id: int, from_offset: int, max_entries: int = 32) -> QueuePart:
+        """See ``TopicReader``."""
+        with self._reading():
+            queue = self._queues.find(self.name, queue_id)
+            if queue is None:
+                return QueuePart((), from_offset, {})
+            return self._queued.read(queue, max(from_offset, queue.min_offset), max_entries)
+
     def ranges(self) -> dict[int, tuple[int, int]]:
         """Each queue's first queue offset, and the one behind its last."""
         with self._reading():
@@ -61,13 +72,8 @@ class LiveTopic:
             }
 
     def _message(self, unit: np.void, queue_offset: int) -> StoredMessage:
-        """The message of an entry, with the entry's queue offset: a flipped bit in the record's own
-        would make readers continue at a wrong one.
-        """
-        message = self._log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
-        if message.queue_offset == queue_offset:
-            return message
-        return attrs.evolve(message, queue_offset=queue_offset)
+        offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
+        return queued_message(self._log, offset, size_bytes, queue_offset)
 
 
 def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -> bool:

@@ -10,13 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, convert, fleet, machine, memory, power, race, shapes, start, waiting
+from benchmarks import (
+    codec,
+    convert,
+    fleet,
+    groups,
+    machine,
+    memory,
+    power,
+    race,
+    shapes,
+    start,
+    waiting,
+)
 from benchmarks.bars import PLAIN, POWER_SAFE, SHAPES
 from benchmarks.engines import measure as engines
 from compare.running.observation import RaceSettings
 from migrate.demo import unpack_sample
 from tools.generate_performance import (
     conversion_table,
+    groups_table,
     memory_table,
     race_tables,
     read_results,
@@ -31,7 +44,7 @@ pytestmark = pytest.mark.check
 
 @pytest.fixture(autouse=True)
 def _cold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (codec, convert, engines, race, waiting):
+    for module in (codec, convert, engines, groups, race, waiting):
         monkeypatch.setattr(module, "prewarm", lambda *_wanted: None)
 
 
@@ -142,6 +155,21 @@ def test_what_outlives_a_loss_of_power_is_measured(
     for found in measured["runs"]:
         assert set(found["messages a second"]) == {power.SQLITE, *power.ENTRANTS}
     assert "power-safe / SQLite FULL | ≥ 1.00 × |" in bars_table({"power": measured})
+
+
+def test_groups_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ["--messages", "300", "--rounds", "1", "--directory", str(tmp_path)]
+    results = tmp_path / "results"
+    run(groups, monkeypatch, *few, "--results", str(results))
+    measured = json.loads((results / "groups.json").read_text())
+    for told in measured["engines"].values():
+        for [found] in told.values():
+            assert all(value > 0 for value in found.values())
+        batches, singles = told["batches"][0], told["one by one"][0]
+        assert batches["journal bytes"] < 100 < singles["journal bytes"]
+    text = groups_table({"groups": measured})
+    assert len(text.splitlines()) == 2 + len(power.ENTRANTS) * len(groups.WORK)
+    assert list(tmp_path.iterdir()) == [results]
 
 
 @pytest.mark.spark
