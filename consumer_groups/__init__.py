@@ -3,6 +3,7 @@
 
 from consumer_groups.group import ConsumerGroup, Lag, Position
 from consumer_groups.groups import consumer_group, group_names, group_topics
+from consumer_groups.life import message_state
 from consumer_groups.received import Received
 from consumer_groups.runner import Worked, run_consumers
 from consumer_groups.stores import GroupStore
@@ -17,5 +18,6 @@ __all__ = [
     "consumer_group",
     "group_names",
     "group_topics",
+    "message_state",
     "run_consumers",
 ]

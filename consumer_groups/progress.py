@@ -121,6 +121,11 @@ class QueueProgress:
         heapq.heappush(self._by_time, (until_ms, first, end))
         self.next_offset = max(self.next_offset, end)
 
+    def is_in_flight(self, queue_offset: int, now_ms: int) -> bool:
+        """Whether somebody works on this message at a time."""
+        hidden = self._in_flight.get(queue_offset)
+        return hidden is not None and now_ms < hidden[0]
+
     def is_held(self, queue_offset: int, until_ms: int) -> bool:
         """Whether somebody works on this message, until this time."""
         hidden = self._in_flight.get(queue_offset)

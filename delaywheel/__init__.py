@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consumer_groups import ConsumerGroup, GroupStore, Received, consumer_group, run_consumers
+    from consumer_groups import (
+        ConsumerGroup,
+        GroupStore,
+        Received,
+        consumer_group,
+        message_state,
+        run_consumers,
+    )
     from legacy_levels import LevelStore
     from message_store import (
         AfterMs,
@@ -41,20 +48,29 @@ if TYPE_CHECKING:
         run_store,
     )
     from message_store.base import errors
+    from message_store.interface.message_life import Event, MessageState, TraceStep
+    from message_store.life.by_key import cancel_by_key, find_receipts, trace_message
     from message_store.reading.engine_choice import EngineName
     from time_index import TimeIndexStore
     from timer_wheel import HierarchicalWheelStore, WheelStore
 
 _HOMES = {
     "ConsumerGroup": "consumer_groups",
+    "Event": "message_store.interface.message_life",
     "HierarchicalWheelStore": "timer_wheel",
     "LevelStore": "legacy_levels",
+    "MessageState": "message_store.interface.message_life",
     "Received": "consumer_groups",
     "TimeIndexStore": "time_index",
+    "TraceStep": "message_store.interface.message_life",
     "WheelStore": "timer_wheel",
+    "cancel_by_key": "message_store.life.by_key",
     "consumer_group": "consumer_groups",
     "errors": "message_store.base",
+    "find_receipts": "message_store.life.by_key",
+    "message_state": "consumer_groups",
     "run_consumers": "consumer_groups",
+    "trace_message": "message_store.life.by_key",
 }
 _ENGINES = {
     "levels": "LevelStore",
@@ -75,6 +91,7 @@ __all__ = [
     "DelayStore",
     "Delivered",
     "Deliveries",
+    "Event",
     "Finding",
     "HierarchicalWheelStore",
     "LevelStore",
@@ -82,18 +99,24 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageBatch",
+    "MessageState",
     "Pending",
     "Receipt",
     "Received",
     "SystemClock",
     "TimeIndexStore",
+    "TraceStep",
     "WheelStore",
     "__version__",
+    "cancel_by_key",
     "consumer_group",
     "errors",
+    "find_receipts",
+    "message_state",
     "open_store",
     "run_consumers",
     "run_store",
+    "trace_message",
 ]
 
 

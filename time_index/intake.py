@@ -17,7 +17,7 @@ from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.batch import BatchDraft, draft_batch
 from message_store.intake.records import RecordForm, RecordMaker
-from message_store.intake.store_intake import LiveIntake
+from message_store.intake.store_intake import LiveIntake, Part
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.interface.promise_rules import to_slot_end
 from message_store.writing.store import LiveStore
@@ -43,6 +43,24 @@ class TimeIndexIntake:
 
     def schedule(self, message: Message | StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store a message for later."""
+        due_ms, promised_ms = self._place(due, now_ms)
+        return self._intake.store(
+            message, self._queue, due_ms, promised_ms, now_ms, None, promised_ms
+        )
+
+    def reschedule(self, older: Receipt, message: StoredMessage, due: Due, now_ms: int) -> Receipt:
+        """Store a pending message again for another time, with the cancel of the older one behind
+        it, in one append.
+        """
+        due_ms, promised_ms = self._place(due, now_ms)
+        times = due_ms, promised_ms, now_ms
+        cancels = [self._cancel_part(message, older.promised_ms, now_ms)]
+        return self._intake.store_again(
+            older, message, self._queue, *times, None, promised_ms, cancels
+        )[0]
+
+    def _place(self, due: Due, now_ms: int) -> tuple[int, int]:
+        """When a message is asked for, and when it is promised."""
         match due:
             case AtMs():
                 due_ms = due.due_ms
@@ -50,10 +68,7 @@ class TimeIndexIntake:
                 due_ms = now_ms + due.delay_ms
             case AtLevel():
                 due_ms = now_ms + self._store.levels.asked(due.level)[1]
-        promised_ms = self._promised(due_ms, now_ms)
-        return self._intake.store(
-            message, self._queue, due_ms, promised_ms, now_ms, None, promised_ms
-        )
+        return due_ms, self._promised(due_ms, now_ms)
 
     def _promised(self, due_ms: int, now_ms: int) -> int:
         if now_ms < 0:
@@ -105,13 +120,19 @@ class TimeIndexIntake:
 
     def cancel(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
         """Store the record that takes a pending message back."""
-        log, queue = self._store.log, self._cancels
+        self._intake.store_together([self._cancel_part(message, due_ms, now_ms)])
+
+    def _cancel_part(self, message: StoredMessage, due_ms: int, now_ms: int) -> Part:
+        queue = self._cancels
         marker = Message(topic=message.real_topic, body=_CANCEL_BODY, unique_key=message.unique_key)
-        record, offset, tags_code, _ = self._maker.record(
-            marker, None, due_ms, (), CANCELS, queue.max_offset, log.offset_for, now_ms, now_ms
-        )
-        named = ~message.commit_log_offset
-        stored = decode_message_at(record)
-        record = encode_message(attrs.evolve(stored, prepared_transaction_offset=named))
-        log.put(record, offset)
-        queue.append_one(offset, len(record), tags_code)
+        place, named = queue.max_offset, ~message.commit_log_offset
+
+        def make(at: int) -> tuple[bytes, int]:
+            record, _, tags_code, _ = self._maker.record(
+                marker, None, due_ms, (), CANCELS, place, lambda _size: at, now_ms, now_ms
+            )
+            stored = decode_message_at(record)
+            stored = attrs.evolve(stored, prepared_transaction_offset=named)
+            return encode_message(stored), tags_code
+
+        return queue, make

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from message_store.base.clock import Clock
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, SharedKeyError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.delay_levels import DelayLevels
@@ -19,6 +19,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -83,7 +84,9 @@ class TimeIndexStore(EngineOnFiles):
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )
         try:
-            return cls(store)
+            opened = cls(store)
+            finish_rescheduling(opened)
+            return opened
         except BaseException:
             store.abandon()
             raise
@@ -204,6 +207,30 @@ class TimeIndexStore(EngineOnFiles):
                     offsets = int64s([message.commit_log_offset])
                     self._index.take_out(bucket_of(handle.due_ms), offsets)
             return Cancellation.CANCELLED
+
+    def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
+        """Let a pending message wait for another time."""
+        handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
+        first_offset = None if isinstance(receipt, str) else receipt.commit_log_offset
+        with self._use():
+            if handle.broker_name != self.live.settings.broker_name:
+                return Cancellation.NEVER_EXISTED
+            self.live.log.require_unbroken()
+            self._index.place_queued()
+            named = Named(handle, first_offset)
+            messages = named.pending(self._index)
+            if not messages:
+                return named.fate(self._index)
+            if len(messages) > 1:
+                raise SharedKeyError(len(messages), handle.topic, handle.unique_key)
+            [message] = messages
+            at = message.commit_log_offset
+            older = receipt_for(message, at, handle.due_ms, handle.broker_name)
+            with self.live.all_or_broken():
+                now_ms = self.live.clock.now_ms()
+                moved = self._intake.reschedule(older, message, due, now_ms)
+                self._index.take_out(bucket_of(handle.due_ms), int64s([at]))
+            return moved
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""

@@ -26,6 +26,7 @@ from delaywheel.terminal.verbs import (  # noqa: F401  an import makes their ver
     export,
     fleet,
     groups,
+    life,
     look,
     plain,
     samples,

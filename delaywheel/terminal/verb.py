@@ -52,6 +52,7 @@ EXIT_CODES = {
     "OptionsError": USAGE,
     "PlanError": TARGET_UNWRITABLE,
     "UnsupportedDelayError": USAGE,
+    "SharedKeyError": USAGE,
     "JavaMissingError": TARGET_UNWRITABLE,
     "TargetError": TARGET_UNWRITABLE,
     "MigrationError": TARGET_UNWRITABLE,
@@ -192,7 +193,7 @@ def main() -> None:
 
     Works on the store directory of a stopped broker, or a copy of it; the source is only read.
     It also contains delay engines and consumer groups; see schedule, run, consume, cancel and read.
-    These verbs, groups and dead-letters write to the store that they open.
+    These verbs, groups, dead-letters and reschedule write to the store that they open.
     """
     # Whatever goes wrong in a library comes back as an exception; its log lines would only add
     # tracebacks to it, as Py4J does when a run is interrupted.

@@ -76,6 +76,17 @@ class LevelIntake:
         self._cursors[level].appended(queue_offset, promised_ms)
         return receipt
 
+    def reschedule(self, older: Receipt, message: StoredMessage, due: Due) -> Receipt:
+        """Store a pending message again, for another time."""
+        now_ms = self._clock.now_ms()
+        level, due_ms, promised_ms = self._place(due, now_ms)
+        queue = self._queues[level]
+        queue_offset = queue.max_offset
+        times = due_ms, promised_ms, now_ms
+        receipt, _ = self._intake.store_again(older, message, queue, *times, level, None)
+        self._cursors[level].appended(queue_offset, promised_ms)
+        return receipt
+
     # --- many -------------------------------------------------------------------------------------
 
     def _levels(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:

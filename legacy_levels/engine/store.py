@@ -19,7 +19,13 @@ import numpy as np
 
 from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile, read_delay_offsets
 from legacy_levels.engine.async_delivery import AsyncDelivery
-from legacy_levels.engine.cancel import Fate, entries_of_handle, entries_of_receipt, verdict
+from legacy_levels.engine.cancel import (
+    Entry,
+    Fate,
+    entries_of_handle,
+    entries_of_receipt,
+    verdict,
+)
 from legacy_levels.engine.check import check_levels, undelivered
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.delivery import LevelDelivery
@@ -29,6 +35,7 @@ from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
 from legacy_levels.engine.waiting_records import PendingFilter, iterate_pending
 from legacy_levels.neutral_units import CANCELLED_BYTES
+from message_store.base.errors import SharedKeyError
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
@@ -37,6 +44,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -146,6 +154,7 @@ class LevelStore(EngineOnFiles):
         )
         try:
             store = cls(open_levels(live, rules, choice), rounding)
+            finish_rescheduling(store)
             store._persistence.flush()
         except BaseException:
             # What was in order stays so; what was not is for the next who opens it.
@@ -276,23 +285,57 @@ class LevelStore(EngineOnFiles):
 
         The entry is neutralised, in a way that brokers pass over too.
         """
-        handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
         with self.live.reading():
             self.live.log.require_unbroken()  # what looks as if it waits may have been delivered
-            if isinstance(receipt, Receipt):
-                entries = entries_of_receipt(self.state, receipt)
-            else:
-                entries = entries_of_handle(self.state, handle)
+            entries = self._entries(receipt)
             waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
-            if waiting:  # nothing in the log tells of a cancel
-                self.live.flush_all_next()
-            for entry in waiting:
-                cursor = self.state.all_cursors[entry.level]
-                place = np.array([entry.queue_offset], np.int64)
-                neutralise(self.state, cursor, place, CANCELLED_BYTES)
-                cursor.forget(entry.queue_offset)
-                self._delivery.forget(entry.level, entry.queue_offset)
+            self._take_back(waiting)
             return Cancellation.CANCELLED if waiting else verdict(entries)
+
+    def _entries(self, receipt: Receipt | str) -> list[Entry]:
+        if isinstance(receipt, Receipt):
+            return entries_of_receipt(self.state, receipt)
+        return entries_of_handle(self.state, RecallHandle.parse(receipt))
+
+    def _take_back(self, entries: list[Entry]) -> None:
+        """Neutralise these entries, which wait."""
+        if entries:  # nothing in the log tells of a cancel
+            self.live.flush_all_next()
+        for entry in entries:
+            cursor = self.state.all_cursors[entry.level]
+            place = np.array([entry.queue_offset], np.int64)
+            neutralise(self.state, cursor, place, CANCELLED_BYTES)
+            cursor.forget(entry.queue_offset)
+            self._delivery.forget(entry.level, entry.queue_offset)
+
+    def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
+        """Let a pending message wait for another time.
+
+        The new record is on disk before the older entry is neutralised, and that is on disk when
+        this returns: nothing in the log tells of it. ``finish_rescheduling`` is for a stop between.
+        """
+        with self.live.reading():
+            self.live.log.require_unbroken()
+            entries = self._entries(receipt)
+            waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
+            if not waiting:
+                return verdict(entries)
+            [entry, *others] = waiting
+            message = self.live.log.record(entry.commit_log_offset, entry.size_bytes)
+            if others:
+                raise SharedKeyError(len(waiting), message.real_topic, message.unique_key or "")
+            older = receipt_for(
+                message,
+                entry.commit_log_offset,
+                entry.due_ms,
+                self.live.settings.broker_name,
+            )
+            with self.live.all_or_broken():
+                moved = self._scheduling.reschedule(older, message, due)
+                self.live.sync_log()
+                self._take_back(waiting)
+                self.live.sync_queues()
+            return moved
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""

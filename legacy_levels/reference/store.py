@@ -40,7 +40,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_V2, TOPIC_MAX_CHARS_V1
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
-from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Receipt
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Due, Receipt
 from message_store.interface.promise_rules import to_level
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import (
@@ -422,6 +422,10 @@ class ReferenceLevelStore(ClosedOnExit):
     def cancel(self, receipt: Receipt | str) -> NoReturn:
         """RocketMQ cannot cancel in delay levels. Raises UnsupportedStoreError."""
         raise UnsupportedStoreError("RocketMQ cannot cancel in delay levels; LevelStore can")
+
+    def reschedule(self, receipt: Receipt | str, due: Due) -> NoReturn:
+        """RocketMQ cannot reschedule a message. Raises UnsupportedStoreError."""
+        raise UnsupportedStoreError("RocketMQ cannot reschedule a message; LevelStore can")
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""

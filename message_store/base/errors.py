@@ -139,6 +139,19 @@ class DelayLimitError(UnsupportedDelayError):
     """A delay beyond the longest that the wheel was set to take."""
 
 
+class SharedKeyError(DelayStoreError, ValueError):
+    """Several pending messages share what names one of them; the engine cannot move one alone."""
+
+    def __init__(self, count: int, topic: str, unique_key: str) -> None:
+        self.count = count
+        self.topic = topic
+        self.unique_key = unique_key
+        super().__init__(
+            f"{count} pending messages of {topic} share the unique key {unique_key} and their time;"
+            " none of them can be rescheduled alone"
+        )
+
+
 class StoreClosedError(DelayStoreError):
     """The store was used after it was closed."""
 

@@ -49,6 +49,7 @@ RESERVED_PROPERTIES = frozenset(
         names.CRC32,
         names.INNER_MULTI_DISPATCH,
         names.INNER_MULTI_QUEUE_OFFSET,
+        names.RESCHEDULED_FROM,
     }
 )
 """Properties by which brokers and engines steer: a user's own of these names would delay a message

@@ -5,6 +5,8 @@ Every message that an engine takes by itself passes here. What it costs is Pytho
 as the work itself: each step is one function, and none makes an object for the next.
 """
 
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NoReturn
 
 import numpy as np
@@ -16,6 +18,7 @@ from message_store.format.message import Message, StoredMessage
 from message_store.format.message_rules import DELIVERY_GROWTH_BYTES, RETRY_TOPIC_MAX_BYTES
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.intake.records import RecordForm, RecordMaker
+from message_store.intake.rescheduling import for_another_time, replacing
 from message_store.intake.stored_again import StoredAgainMaker
 from message_store.interface.delay_store import Receipt, receipt_of
 from message_store.writing.queue import LiveQueue
@@ -51,6 +54,11 @@ _DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_M
 """The room in a log file for what delivery adds to a pending record at most."""
 
 Extra = tuple[tuple[str, str], ...]
+
+Part = tuple[LiveQueue, Callable[[int], tuple[bytes, int]]]
+"""A queue, and what makes the record for it, by its commit log offset, and the tag's hash. The size
+of the record does not depend on that offset.
+"""
 
 
 class LiveIntake:
@@ -109,6 +117,61 @@ class LiveIntake:
         if self._highest_queue.get(topic, -1) < message.queue_id:  # seldom: remember says so too
             self.topics.remember(topic, message.queue_id)
         return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))
+
+    def store_again(
+        self,
+        older: Receipt,
+        message: StoredMessage,
+        queue: LiveQueue,
+        due_ms: int,
+        promised_ms: int,
+        now_ms: int,
+        level: int | None,
+        out_ms: int | None,
+        cancels: Sequence[Part] = (),
+    ) -> tuple[Receipt, list[int]]:
+        """Store a pending message again, for another time: see ``rescheduling``. ``cancels`` are
+        stored behind it, in the same append. Returns the new receipt, and where all records are.
+
+        Raises as ``store``.
+        """
+        again, queue_offset = for_another_time(message), queue.max_offset
+
+        def make(at: int) -> tuple[bytes, int]:
+            place = queue.queue_id, queue_offset, lambda _size: at, now_ms
+            extra = replacing(older, at)
+            record, _, tags_code, _ = self._again_maker.record(again, level, out_ms, *place, extra)
+            return record, tags_code if level is None else promised_ms
+
+        offsets = self.store_together([(queue, make), *cancels])
+        key, topic = again.unique_key or "", again.topic
+        return receipt_of((key, topic, due_ms, promised_ms, offsets[0], self._broker_name)), offsets
+
+    def cancel_part(
+        self, marker: Message, queue: LiveQueue, out_ms: int, extra: Extra, now_ms: int
+    ) -> Part:
+        """The record of a delete marker, for behind a record that goes to the same queue."""
+        queue_offset = queue.max_offset + 1
+
+        def make(at: int) -> tuple[bytes, int]:
+            place = queue.queue_id, queue_offset, lambda _size: at, now_ms, now_ms
+            record, _, tags_code, _ = self._maker.record(marker, None, out_ms, extra, *place)
+            return record, tags_code
+
+        return queue, make
+
+    def store_together(self, parts: Sequence[Part]) -> list[int]:
+        """Store several records with one append, then their entries; returns where they are."""
+        sizes = [len(make(0)[0]) for _queue, make in parts]
+        if sum(sizes) > self._most_bytes:
+            self._refuse(sum(sizes))
+        position = self._log.offset_for(sum(sizes))
+        offsets = list(accumulate(sizes[:-1], initial=position))
+        made = [make(at) for (_queue, make), at in zip(parts, offsets, strict=True)]
+        self._log.put_all([record for record, _ in made], position)
+        for (queue, _), (record, tags_code), at in zip(parts, made, offsets, strict=True):
+            queue.append_one(at, len(record), tags_code)
+        return offsets
 
     def require_room(self, sizes: Int64s) -> None:
         """Raise BadFieldError, which names the row, for the first of many records that no log file

@@ -6,7 +6,7 @@ RocketMQ: AbstractSendMessageProcessor#consumerSendMsgBack keeps body, flags, bo
 reconsume times and properties. What steered the earlier delay is dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -65,10 +65,12 @@ class StoredAgainMaker:
         queue_offset: int,
         offset_for: Callable[[int], int],
         now_ms: int,
+        extra: Iterable[tuple[str, str]] = (),
     ) -> tuple[bytes, int, int, str]:
         """The pending record, its commit log offset, its tag's hash, its unique key.
 
-        ``message`` says topic and queue of its delivery. Raises BadFieldError for a message that
+        ``message`` says topic and queue of its delivery; ``extra`` are properties that the record
+        gets as well. Raises BadFieldError for a message that
         cannot be delivered.
         """
         form = self._form
@@ -81,6 +83,7 @@ class StoredAgainMaker:
         entries.append((names.REAL_TOPIC, message.topic))
         if delay_level is not None:
             entries.append((names.DELAY, str(delay_level)))
+        entries += extra
         entries.append((names.REAL_QUEUE_ID, str(message.queue_id)))
         if out_ms is not None:
             if out_ms < 0:

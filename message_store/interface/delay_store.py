@@ -298,6 +298,17 @@ class DelayStore(Protocol):
         unique key, and takes all of them back. Raises BadFieldError for text that is no handle.
         """
 
+    def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
+        """Let a pending message wait for another time; returns its new receipt, or what became of a
+        message that is not pending.
+
+        The older receipt names nothing pending any more. A kill leaves the message at its old time
+        or at its new one, never at both or neither. A message that would stay in its slot of a
+        wheel is left as it is; the receipt says so. Raises UnsupportedDelayError as ``schedule``,
+        and SharedKeyError where several pending messages share what names this one. Nothing is
+        changed then.
+        """
+
     def topic(self, name: str) -> TopicReader:
         """A topic's queues, for reading; one that has no messages reads as empty."""
 

@@ -19,7 +19,7 @@ from sortedcontainers import SortedKeyList
 from message_store.base.clock import Clock, SystemClock
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.companions import Companions
-from message_store.base.errors import StoreClosedError
+from message_store.base.errors import SharedKeyError, StoreClosedError
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import LOCAL_HOST, Message, StoredMessage
@@ -40,6 +40,7 @@ from message_store.interface.delay_store import (
     Pending,
     Receipt,
 )
+from message_store.interface.message_life import Event, TraceStep
 from message_store.interface.promise_rules import PromiseRule, exact
 from message_store.interface.queued_messages import QueuePart
 
@@ -125,7 +126,9 @@ class _Entry:
     receipt: Receipt
     message: StoredMessage
     size_bytes: int
+    first_offset: int
     fate: Cancellation | None = None
+    delivered: StoredMessage | None = None
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -228,7 +231,7 @@ class MemoryStore(ClosedOnExit):
         receipt = Receipt(
             unique_key, message.topic, due_ms, promised_ms, commit_log_offset, BROKER_NAME
         )
-        return _Entry(receipt, record, len(encode_message(record)))
+        return _Entry(receipt, record, len(encode_message(record)), commit_log_offset)
 
     def _due_ms(self, due: Due, now_ms: int) -> int:
         match due:
@@ -264,7 +267,8 @@ class MemoryStore(ClosedOnExit):
         )
         self._log_end += entry.size_bytes
         entry.fate = Cancellation.ALREADY_DELIVERED
-        return self._topics.append(message)
+        entry.delivered = self._topics.append(message)
+        return entry.delivered
 
     def next_due_ms(self) -> int | None:
         """The earliest promise."""
@@ -294,20 +298,55 @@ class MemoryStore(ClosedOnExit):
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Take back the message of a receipt, or all that a handle names."""
-        text = receipt if isinstance(receipt, str) else receipt.handle
         with self._open():
-            entries = self._entries.get(RecallHandle.parse(text), [])
-            if isinstance(receipt, Receipt):
-                entries = [entry for entry in entries if entry.receipt == receipt]
+            entries = self._named(receipt)
             waiting = [entry for entry in entries if entry.fate is None]
             for entry in waiting:
-                self._waiting.remove(entry)
-                entry.fate = Cancellation.CANCELLED
-        if not entries:
-            return Cancellation.NEVER_EXISTED
-        delivered = any(entry.fate is Cancellation.ALREADY_DELIVERED for entry in entries)
-        too_late = delivered and not waiting
-        return Cancellation.ALREADY_DELIVERED if too_late else Cancellation.CANCELLED
+                self._take_back(entry)
+        return Cancellation.CANCELLED if waiting else _verdict(entries)
+
+    def _named(self, receipt: Receipt | str) -> list[_Entry]:
+        text = receipt if isinstance(receipt, str) else receipt.handle
+        entries = self._entries.get(RecallHandle.parse(text), [])
+        if isinstance(receipt, Receipt):
+            return [
+                entry
+                for entry in entries
+                if entry.receipt.commit_log_offset == receipt.commit_log_offset
+            ]
+        return entries
+
+    def _take_back(self, entry: _Entry) -> None:
+        self._waiting.remove(entry)
+        entry.fate = Cancellation.CANCELLED
+
+    def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
+        """Let a pending message wait for another time."""
+        with self._open():
+            entries = self._named(receipt)
+            waiting = [entry for entry in entries if entry.fate is None]
+            if not waiting:
+                return _verdict(entries)
+            [entry, *others] = waiting
+            if others:
+                shared = entry.receipt
+                raise SharedKeyError(len(waiting), shared.topic, shared.unique_key)
+            now_ms = self.clock.now_ms()
+            moved = self._entry(entry.message, self._due_ms(due, now_ms), now_ms, self._log_end)
+            moved.first_offset = entry.first_offset
+            self._place([moved])
+            self._take_back(entry)
+            return moved.receipt
+
+    def trace(self, unique_key: str) -> list[TraceStep]:
+        """What became of every message with a unique key, in order."""
+        with self._open():
+            found = [entry for entries in self._entries.values() for entry in entries]
+            found = [entry for entry in found if entry.receipt.unique_key == unique_key]
+            found.sort(key=lambda entry: entry.receipt.commit_log_offset)
+            lives: dict[str, int] = {}
+            steps = [step for entry in found for step in _steps(entry, lives)]
+            return sorted(steps, key=lambda step: step.record.commit_log_offset)
 
     def topic(self, name: str) -> MemoryTopic:
         """A topic's queues, for reading."""
@@ -329,6 +368,14 @@ class MemoryStore(ClosedOnExit):
         with self.lock:
             self._closed = True
             self.companions.let_go()
+
+
+def _verdict(entries: list[_Entry]) -> Cancellation:
+    """What became of messages that wait no more."""
+    if not entries:
+        return Cancellation.NEVER_EXISTED
+    delivered = any(entry.fate is Cancellation.ALREADY_DELIVERED for entry in entries)
+    return Cancellation.ALREADY_DELIVERED if delivered else Cancellation.CANCELLED
 
 
 def _record(
@@ -356,6 +403,26 @@ def _record(
         flag=message.flag,
         magic=MAGIC_V1 if len(message.topic.encode()) <= TOPIC_MAX_CHARS_V1 else MAGIC_V2,
     )
+
+
+def _steps(entry: _Entry, lives: dict[str, int]) -> Iterator[TraceStep]:
+    """The steps of one entry; ``lives`` knows the life of each delivered message by its id."""
+    message, topic = entry.message, entry.receipt.topic
+    life = lives.get(message.properties.get(names.ORIGIN_MESSAGE_ID, ""), entry.first_offset)
+    event = Event.SCHEDULED
+    if topic.startswith(names.RETRY_PREFIX):
+        event = Event.RETRIED
+    elif topic.startswith(names.DEAD_LETTER_PREFIX):
+        event = Event.REJECTED
+    elif entry.first_offset != entry.receipt.commit_log_offset:
+        event = Event.RESCHEDULED
+    yield TraceStep(event, message, life)
+    if entry.fate is Cancellation.CANCELLED:
+        yield TraceStep(Event.CANCELLED, message, life)
+    if entry.delivered is not None:
+        lives[entry.delivered.offset_message_id] = life
+        is_dead = event is Event.REJECTED
+        yield TraceStep(Event.DEAD if is_dead else Event.DELIVERED, entry.delivered, life)
 
 
 def _pending(entry: _Entry) -> Pending:

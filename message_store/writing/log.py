@@ -5,7 +5,7 @@ An append writes the first record's first eight bytes, its size and magic, last.
 killed before that leaves a log that ends where it ended. Nothing here locks; the store does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, Self
@@ -125,6 +125,13 @@ class LiveLog:
         self.end = position + len(record)
         self.last_start = position
         self.append_count += 1
+
+    def put_all(self, records: Sequence[bytes], position: int) -> None:
+        """Store several records, one behind another, at the place that ``offset_for`` gave for the
+        size of all: a kill leaves all of them or none. Raises TargetError.
+        """
+        self.put(b"".join(records), position)
+        self.last_start = self.end - len(records[-1])
 
     def _turn_to_room(self, size_bytes: int) -> int:
         """Make the file where ``size_bytes`` go the current one; returns where they go."""

@@ -124,6 +124,7 @@ class Named:
 
     targets: tuple[Target, ...]
     fate: Cancellation
+    _live_keys: tuple[RecallKey, ...]
 
     @classmethod
     def by(cls, index: TimerIndex, handle: RecallHandle, first_offset: int | None) -> "Named":
@@ -139,12 +140,26 @@ class Named:
             # wrote it down.
             over = [each for each in known if not waits(index, each)]
             named = [each for each in over if each.is_named_by(handle, first_offset, _ANY_MS)]
-        live = {
+        live = [each for each in known if not each.is_taken(index.marks) and waits(index, each)]
+        targets = {
             each.recall_key: Target(each.message, int(each.facts.out_ms[0]), each.recall_key)
-            for each in named
-            if not each.is_taken(index.marks) and waits(index, each)
+            for each in live
+            if each in named
         }
-        return cls(tuple(live.values()), _fate(index, known, named))
+        keys = tuple(each.recall_key for each in live)
+        return cls(tuple(targets.values()), _fate(index, known, named), keys)
+
+    def waiting(self) -> list[Target]:
+        """The messages that are pending."""
+        return list(self.targets)
+
+    def past(self) -> Cancellation:
+        """What became of a message that is not pending."""
+        return self.fate
+
+    def count_alike(self, target: Target) -> int:
+        """How many pending messages a delete marker of this one would cancel."""
+        return self._live_keys.count(target.recall_key)
 
 
 def _fate(index: TimerIndex, known: list[Entry], named: list[Entry]) -> Cancellation:

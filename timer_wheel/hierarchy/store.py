@@ -21,6 +21,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
@@ -36,6 +37,7 @@ from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
+from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 
 
@@ -52,6 +54,11 @@ class HierarchyIntake(TimerIntake):
                 return promised_ms if promised_ms == now_ms else int(fine_promise_ms(promised_ms))
 
             self._promise = to_millisecond
+
+    @property
+    def recall_width_ms(self) -> int:
+        """How wide the times are that a delete marker does not tell apart."""
+        return TO_THE_MILLISECOND
 
     def _overdue_out_ms(self, now_ms: int) -> int:
         return at_once_out_ms(now_ms)
@@ -128,7 +135,9 @@ class HierarchicalWheelStore(TimerStore):
 
         def make() -> "HierarchicalWheelStore":
             index, chosen = open_index(store, precision_ms, wheel)
-            return cls(store, index, chosen)
+            opened = cls(store, index, chosen)
+            finish_rescheduling(opened)
+            return opened
 
         return made_or_let_go(store, make)
 
@@ -171,6 +180,12 @@ class HierarchicalWheelStore(TimerStore):
                 self._intake.recall(target, self._clock.now_ms())
         self._index.place_queued()
         return Cancellation.CANCELLED
+
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> Named:
+        return Named.by(self._index, handle, first_offset)
+
+    def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
+        self._index.place_queued()
 
     # --- health and the end -----------------------------------------------------------------------
 

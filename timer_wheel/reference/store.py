@@ -49,7 +49,7 @@ from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
-from timer_wheel.timers.store import TimerStore, made_or_let_go
+from timer_wheel.timers.store import NamedMessages, TimerStore, made_or_let_go
 from timer_wheel.wheel.settings import WheelSettings
 
 _DEFAULTS = StoreSettings()
@@ -245,6 +245,12 @@ class ReferenceWheelStore(TimerStore):
                 self._place_queued()
                 return Cancellation.CANCELLED
         return self._fate(handle)
+
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:
+        raise UnsupportedStoreError("RocketMQ cannot reschedule a message; WheelStore can")
+
+    def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
+        """A marker is told by its unit."""
 
     def _is_named(self, message: StoredMessage, due_ms: int, handle: RecallHandle) -> bool:
         is_it = (message.unique_key, message.real_topic) == (handle.unique_key, handle.topic)

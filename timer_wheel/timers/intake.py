@@ -21,7 +21,7 @@ from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchRec
 from message_store.interface.promise_rules import to_slot_end
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
-from timer_wheel.format.wheel_math import out_ms
+from timer_wheel.format.wheel_math import floor_ms, out_ms
 from timer_wheel.timers.recall import Target, marker_for
 from timer_wheel.timers.timer_properties import LATEST_MS, require_kept
 
@@ -75,6 +75,15 @@ class TimerIntake(ABC):
         extra: tuple[tuple[str, str], ...] = (),
     ) -> Receipt:
         """Store a message for later; ``extra`` are properties that its record gets as well."""
+        due_ms, promised_ms, out = self._place(due, now_ms)
+        if self._is_limited:
+            self._refuse_congestion(out, now_ms)
+        return self._intake.store(
+            message, self._queue, due_ms, promised_ms, now_ms, None, out, extra
+        )
+
+    def _place(self, due: Due, now_ms: int) -> tuple[int, int, int]:
+        """When a message is asked for, when it is promised, and its out time."""
         match due:  # by class alone, the commonest first: patterns with fields cost twice as much
             case AtMs():
                 due_ms = due.due_ms
@@ -89,11 +98,40 @@ class TimerIntake(ABC):
             if due_ms >= LATEST_MS or now_ms < 0:
                 require_kept(due_ms, now_ms)
             out = promised_ms - self._precision_ms
+        return due_ms, promised_ms, out
+
+    @property
+    def recall_width_ms(self) -> int:
+        """How wide the times are that a delete marker does not tell apart."""
+        return self._precision_ms
+
+    def reschedule(
+        self, target: Target, older: Receipt, due: Due, now_ms: int
+    ) -> tuple[Receipt, int | None]:
+        """Store a pending message again for another time, with the delete marker of the older one
+        behind it, in one append. Returns the new receipt, and where the marker is.
+
+        A marker cancels all messages of its key in its slot. So what would stay in its slot is left
+        alone, or goes to the next one where it would be too early: a message that was already due.
+        """
+        width_ms = self.recall_width_ms
+        due_ms, promised_ms, out = self._place(due, now_ms)
+        if floor_ms(out, width_ms) == floor_ms(target.out_ms, width_ms):
+            if due_ms <= max(older.promised_ms, now_ms):
+                return older._replace(due_ms=min(due_ms, older.promised_ms)), None
+            later = AtMs(floor_ms(out, width_ms) + width_ms + 1)
+            _, promised_ms, out = self._place(later, now_ms)
         if self._is_limited:
             self._refuse_congestion(out, now_ms)
-        return self._intake.store(
-            message, self._queue, due_ms, promised_ms, now_ms, None, out, extra
+        by_topic = self._store.dialect.topic_in_delete_key
+        marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
+        queue, extra = self._queue, (names_target,)
+        cancels = [self._intake.cancel_part(marker, queue, target.out_ms, extra, now_ms)]
+        times = due_ms, promised_ms, now_ms
+        receipt, offsets = self._intake.store_again(
+            older, target.message, queue, *times, None, out, cancels
         )
+        return receipt, offsets[-1]
 
     def recall(self, target: Target, now_ms: int) -> Receipt:
         """Store the delete marker of a message."""

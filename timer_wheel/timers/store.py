@@ -6,13 +6,14 @@ questions and answers, opening and closing.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from message_store.base.errors import SourceError
+from message_store.base.errors import SharedKeyError, SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.rescheduling import receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -21,15 +22,30 @@ from message_store.interface.delay_store import (
     Pending,
     Receipt,
 )
+from message_store.redelivery import lineage
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.store import EngineOnFiles, LiveStore
 from message_store.writing.topics import LiveTopic
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
+from timer_wheel.timers.recall import Target
 from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS, asked_by
 
 Made = TypeVar("Made")
+
+
+class NamedMessages(Protocol):
+    """What a handle or a receipt names."""
+
+    def waiting(self) -> list[Target]:
+        """The messages that are pending, one for each marker that is needed to take all of them."""
+
+    def past(self) -> Cancellation:
+        """What became of a message that is not pending."""
+
+    def count_alike(self, target: Target) -> int:
+        """How many pending messages a delete marker of this one would cancel."""
 
 
 class TimerStore(EngineOnFiles, ABC):
@@ -162,6 +178,31 @@ class TimerStore(EngineOnFiles, ABC):
             first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
             return self._recall(handle, first_offset)
 
+    def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
+        """Let a pending message wait for another time. Raises TargetError."""
+        text = receipt if isinstance(receipt, str) else receipt.handle
+        handle = RecallHandle.parse(text)
+        first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
+        with self._use():
+            if handle.broker_name != self._store.settings.broker_name:
+                return Cancellation.NEVER_EXISTED
+            self._store.log.require_unbroken()
+            self._place_queued()
+            search = self._search(handle, first_offset)
+            targets = search.waiting()
+            if not targets:
+                return search.past()
+            if (count := max(len(targets), search.count_alike(targets[0]))) > 1:
+                raise SharedKeyError(count, handle.topic, handle.unique_key)
+            message = targets[0].message
+            first = lineage.first_offset(message)
+            older = receipt_for(message, first, handle.due_ms, handle.broker_name)
+            self._knows_next_due = False
+            with self._store.all_or_broken():
+                moved = self._intake.reschedule(targets[0], older, due, self._clock.now_ms())
+            self._was_recalled(targets[0], moved[1])
+            return moved[0]
+
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""
         with self._use():
@@ -238,6 +279,14 @@ class TimerStore(EngineOnFiles, ABC):
     @abstractmethod
     def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
         """Cancel what a handle of this store names; a receipt also tells its first record."""
+
+    @abstractmethod
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:
+        """The messages that a handle names; a receipt also tells the first record."""
+
+    @abstractmethod
+    def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
+        """A delete marker of this message was stored at an offset, if it was."""
 
     @abstractmethod
     def _lost(self) -> LostMessages:

@@ -27,6 +27,7 @@ from timer_wheel.timers.recall import (
     odd_markers,
     without_target,
 )
+from timer_wheel.timers.record_kernel import KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, facts_then
 from timer_wheel.timers.unit_kernels import TOPIC_HASH, may_be_of_topic
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
@@ -239,6 +240,21 @@ class Search:
         for rows in self._pending():
             found |= {target.recall_key: target for target in self._among(rows)}
         return list(found.values())
+
+    def count_alike(self, target: Target) -> int:
+        """How many pending messages a delete marker of this one would cancel: whatever is of its
+        slot, topic and key. One that is overdue may be met in two places.
+        """
+        found: set[int] = set()
+        for rows in self._pending():
+            may_be = may_be_of_topic(rows.table[TOPIC_HASH], self._topic_hash)
+            rows = rows.rows(may_be & ~rows.is_marker)
+            facts = self._timers.facts(rows, keys=True)
+            key_one, key_two = target.recall_key
+            alike = (facts.table[KEY_ONE] == key_one) & (facts.table[KEY_TWO] == key_two)
+            alike &= facts.is_fine & ~self._marks.take_away(rows.commit_log_offset, facts)
+            found |= set(rows.commit_log_offset[alike].tolist())
+        return len(found)
 
     def _pending(self) -> Iterator[TimerRows]:
         """Everything that is pending where a message of the handle may be."""

@@ -22,6 +22,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
@@ -32,7 +33,7 @@ from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
-from timer_wheel.timers.recall import RecallMarks
+from timer_wheel.timers.recall import RecallMarks, Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
 from timer_wheel.wheel.leaving import place_all
@@ -133,10 +134,13 @@ class WheelStore(TimerStore):
 
         def make() -> "WheelStore":
             if read_active(store.root) is None:
-                return cls(store, *open_timers(store, precision_ms, wheel))
-            from timer_wheel.handover.to_wheel import hand_over
+                opened = cls(store, *open_timers(store, precision_ms, wheel))
+            else:
+                from timer_wheel.handover.to_wheel import hand_over
 
-            return cls(store, *hand_over(store, precision_ms, wheel))
+                opened = cls(store, *hand_over(store, precision_ms, wheel))
+            finish_rescheduling(opened)
+            return opened
 
         return made_or_let_go(store, make)
 
@@ -184,8 +188,7 @@ class WheelStore(TimerStore):
         return waiting(self._timers, self._recall_marks(), wanted)
 
     def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
-        marks = self._recall_marks()
-        search = Search(self._timers, marks, handle, first_offset)
+        search = self._search(handle, first_offset)
         targets = search.waiting()
         if not targets:
             return search.past()
@@ -193,9 +196,16 @@ class WheelStore(TimerStore):
         for target in targets:
             with self._store.all_or_broken():
                 marker = self._intake.recall(target, self._clock.now_ms())
-            marks.remember(target.recall_key, target.out_ms, marker.commit_log_offset)
-        self._place_queued()  # after a kill a broker that is late passes over markers in the queue
+            self._was_recalled(target, marker.commit_log_offset)
         return Cancellation.CANCELLED
+
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> Search:
+        return Search(self._timers, self._recall_marks(), handle, first_offset)
+
+    def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
+        if marker_offset is not None:
+            self._recall_marks().remember(target.recall_key, target.out_ms, marker_offset)
+        self._place_queued()  # after a kill a broker that is late passes over markers in the queue
 
     # --- health and the end -----------------------------------------------------------------------
 

@@ -17,13 +17,18 @@ from delaywheel.terminal.options.types import DURATION, SETTING, TIME, TIME_FORM
 from message_store.base.durations import DURATION_FORMS
 from message_store.format.message import Message
 
+due_options = all_of(
+    click.option("--after", "after_ms", type=DURATION, help=f"Wait so long, {DURATION_FORMS}."),
+    click.option("--at", "at_ms", type=TIME, help=f"Wait until then, {TIME_FORMS}."),
+    click.option("--level", type=click.IntRange(min=1), help="Wait as long as this delay level."),
+)
+"""The flags that say until when a message waits: exactly one of them."""
+
 message_options = all_of(
     click.option("--topic", help="Topic of the message."),
     click.option("--body", help="Body of the message, as text."),
     click.option("--body-file", type=click.File("rb"), help="A file with the body; - is stdin."),
-    click.option("--after", "after_ms", type=DURATION, help=f"Wait so long, {DURATION_FORMS}."),
-    click.option("--at", "at_ms", type=TIME, help=f"Wait until then, {TIME_FORMS}."),
-    click.option("--level", type=click.IntRange(min=1), help="Wait as long as this delay level."),
+    due_options,
     click.option("--tags", help="Its tag."),
     click.option("--keys", multiple=True, help="Keys to find it by; can be given several times."),
     click.option(

@@ -2,7 +2,9 @@
 """What the verbs that use an engine say to people; lines are not yet escaped."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from delaywheel.terminal.options.message_lines import message_json
 from delaywheel.terminal.render.text import due_span, some
 from message_store.base.printable import counted, iso_time, when
 from message_store.format.delay_levels import DelayLevels
@@ -10,6 +12,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.properties import HALF_TOPIC, OP_HALF_TOPIC, WAITING_TOPICS
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
+from message_store.interface.message_life import TraceStep
 from message_store.reading.topic_listing import UnreadableMessage
 
 Topics = Mapping[str, Sequence[int]]
@@ -81,6 +84,36 @@ def message_line(message: StoredMessage, now_ms: int) -> str:
         f"keys {' '.join(message.keys)}" if message.keys else "",
         message.unique_key or "",
         f"{len(message.body):,} bytes, compressed" if message.is_compressed else text + more,
+    ]
+    return "  ".join(word for word in words if word)
+
+
+def step_json(step: TraceStep, *, is_full: bool) -> dict[str, Any]:
+    """A record of a trace as a JSON object."""
+    record = step.record
+    facts: dict[str, Any] = {
+        "event": step.event.value,
+        "first_offset": step.first_offset,
+        "real_topic": record.real_topic,
+        "timer_out_ms": step.out_ms,
+        "retries": record.reconsume_times,
+    }
+    told = message_json(record)
+    for name in () if is_full else ("properties", "tags", "keys", "body", "body_base64"):
+        told.pop(name, None)
+    return facts | told
+
+
+def step_line(step: TraceStep, now_ms: int) -> str:
+    """A record of a trace."""
+    record = step.record
+    words = [
+        when(record.store_timestamp_ms, now_ms),
+        step.event.value,
+        f"{record.topic}/{record.queue_id} at {record.queue_offset}",
+        f"for {record.real_topic}" if record.real_topic != record.topic else "",
+        f"log offset {record.commit_log_offset}",
+        f"first {step.first_offset}" if step.first_offset != record.commit_log_offset else "",
     ]
     return "  ".join(word for word in words if word)
 

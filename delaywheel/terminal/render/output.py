@@ -25,6 +25,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Deliveries, Pending, Receipt
+from message_store.interface.message_life import TraceStep
 from message_store.reading.looking import open_elsewhere
 from message_store.reading.topic_listing import UnreadableMessage
 
@@ -183,6 +184,17 @@ class Output(Printer):
             self._print(self._json(facts))
         else:
             self._say(engine_text.cancellation_line(parts, answer, now_ms, is_new))
+
+    def trace(self, steps: Iterable[TraceStep], now_ms: int, *, is_full: bool) -> None:
+        """``trace``."""
+        as_json = self.as_json or not sys.stdout.isatty()
+        for step in steps:
+            if as_json:
+                self._print(self._json(engine_text.step_json(step, is_full=is_full)))
+                continue
+            self._say(engine_text.step_line(step, now_ms))
+            if is_full:
+                self._say(f"  {engine_text.message_line(step.record, now_ms)}")
 
     def messages(self, messages: Iterable[StoredMessage | UnreadableMessage], now_ms: int) -> int:
         """``read``; returns how many could not be read, which go to stderr."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that use an engine, ``schedule``, ``run`` and ``cancel``, and ``read``.
+"""The verbs that use an engine, ``schedule`` and ``run``, and ``read``.
 
 Each is one call of the library, on a store that delaywheel made or that a broker left.
 """
@@ -18,7 +18,7 @@ from delaywheel.terminal.options.conversion import STORE, now_option
 from delaywheel.terminal.options.engine import ENGINE_FLAGS, Engine, engine_options, opened
 from delaywheel.terminal.options.message import message_options, requested
 from delaywheel.terminal.options.message_lines import levels_beyond, naming_lines, time_due_ms
-from delaywheel.terminal.options.types import DURATION, HANDLE, TIME, TIME_FORMS
+from delaywheel.terminal.options.types import DURATION, TIME, TIME_FORMS
 from delaywheel.terminal.render.engine import level_lowered_line, nothing_there_line
 from delaywheel.terminal.render.printer import OutputError
 from delaywheel.terminal.verb import DONE, FINDINGS, INTERRUPTED, loading, verb
@@ -27,8 +27,6 @@ from message_store.base.durations import DURATION_FORMS
 from message_store.base.errors import DelayStoreError
 from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
-from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation
 from message_store.interface.runner import DEFAULT_POLL_MS, run_store
 from message_store.reading.engine_choice import EngineName, choose_engine
 
@@ -167,37 +165,6 @@ def _signals() -> Iterator[list[str]]:
         yield seen
     finally:
         restore()
-
-
-@verb("delaywheel cancel /tmp/orders djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI=")
-@click.argument("store", type=STORE)
-@click.argument("handles", type=HANDLE, nargs=-1, required=True, metavar="HANDLE...")
-@engine_options
-def cancel(output: "Output", store: Path, handles: tuple[str, ...], **given: Any) -> None:
-    """Cancel messages by the handles that schedule printed.
-
-    Says of each that it was cancelled, already delivered, or never existed; on a wheel also that it
-    was already cancelled. Ends with exit code 1 unless all were cancelled, now or before.
-    """
-    names = {RecallHandle.parse(handle).broker_name for handle in handles}
-    if len(names) > 1:
-        raise click.UsageError(f"handles of {len(names)} brokers; a store is one broker's")
-    with opened(output, store, broker_name=names.pop(), **given) as (engine, clock):
-        leaves_markers = choose_engine(StoreRoot(store), given["engine"]) != "levels"
-        answers = [(handle, *_cancelled(engine, handle, leaves_markers)) for handle in handles]
-        now_ms = clock.now_ms()
-    for handle, answer, is_new in answers:
-        output.cancellation(handle, answer, now_ms, is_new=is_new)
-    all_cancelled = all(answer is Cancellation.CANCELLED for _handle, answer, _is_new in answers)
-    click.get_current_context().exit(DONE if all_cancelled else FINDINGS)
-
-
-def _cancelled(engine: "Engine", handle: str, leaves_markers: bool) -> tuple[Cancellation, bool]:
-    """The answer, and whether it may be new: a wheel writes a marker then, levels write nothing."""
-    log = engine.live.log
-    count = log.append_count
-    answer = engine.cancel(handle)
-    return answer, not leaves_markers or log.append_count > count
 
 
 @verb("delaywheel read /tmp/orders orders --queue-id 0 --from 0 --limit 5")

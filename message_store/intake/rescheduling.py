@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the record of a rescheduled message says of the older one, which it replaces.
+
+A pending message is rescheduled in two steps: a new record for the new time, and a cancel of the
+older one. Both are one append where a cancel is a record. A stop between the two leaves the new
+record as the last one of the log. So whoever opens the store next reads that record, and cancels
+the message that it names.
+
+One property of the record holds three numbers. They say where the older message's first record
+lies, where this one lies, and for when the older was promised. Delivered copies keep the property.
+They lie elsewhere, so it says nothing of them.
+"""
+
+from typing import Protocol
+
+import attrs
+
+from message_store.base.errors import FormatError
+from message_store.format import properties as names
+from message_store.format.message import StoredMessage
+from message_store.intake.stored_again import kept_properties
+from message_store.interface.delay_store import Cancellation, Receipt
+from message_store.interface.waiting_messages import real_queue_id
+from message_store.writing.log import LiveLog
+from message_store.writing.store import LiveStore
+
+_DIGITS = 20
+_PARTS = 3
+
+
+class ReschedulingStore(Protocol):
+    """An engine on files."""
+
+    live: LiveStore
+
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """See ``DelayStore``."""
+
+
+def receipt_for(
+    message: StoredMessage, first_offset: int, promised_ms: int, broker_name: str
+) -> Receipt:
+    """The receipt of a pending message, by one of its records and by where the first of them is."""
+    return Receipt(
+        unique_key=message.unique_key or "",
+        topic=message.real_topic,
+        due_ms=promised_ms,
+        promised_ms=promised_ms,
+        commit_log_offset=first_offset,
+        broker_name=broker_name,
+    )
+
+
+def for_another_time(message: StoredMessage) -> StoredMessage:
+    """A pending message as it will be delivered, which can be stored again; with a unique key."""
+    return attrs.evolve(
+        message,
+        topic=message.real_topic,
+        queue_id=real_queue_id(message),
+        properties_text=names.encode_properties(kept_properties(message)),
+    )
+
+
+def replacing(older: Receipt, commit_log_offset: int) -> tuple[tuple[str, str]]:
+    """The property of the record at an offset that replaces an older one; always equally long."""
+    numbers = older.commit_log_offset, commit_log_offset, older.promised_ms
+    text = " ".join(str(number).zfill(_DIGITS) for number in numbers)
+    return ((names.RESCHEDULED_FROM, text),)
+
+
+def replaced_by(message: StoredMessage, broker_name: str) -> Receipt | None:
+    """The receipt of the message that this record replaces; None where it replaces none."""
+    parts = message.properties.get(names.RESCHEDULED_FROM, "").split(" ")
+    if len(parts) != _PARTS or not all(part.isdecimal() for part in parts):
+        return None
+    older, own, promised_ms = map(int, parts)
+    is_first = own == message.commit_log_offset and message.topic in names.WAITING_TOPICS
+    if not is_first or not older < own:
+        return None
+    return receipt_for(message, older, promised_ms, broker_name)
+
+
+def finish_rescheduling(store: ReschedulingStore) -> None:
+    """Cancel what the last record of the log replaces, in a store that was just opened: a stop may
+    have come before that. Raises TargetError.
+    """
+    live = store.live
+    older = None if live.was_clean else _replaced_by_last(live.log, live.settings.broker_name)
+    if older is not None:
+        store.cancel(older)
+
+
+def _replaced_by_last(log: LiveLog, broker_name: str) -> Receipt | None:
+    head = log.head(log.last_start)
+    if head is None:
+        return None
+    try:
+        message = log.record(log.last_start, head["size_bytes"])
+    except FormatError:
+        return None
+    return replaced_by(message, broker_name)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a message, told from its records: which belong together, and what each says.
+
+A delivered or rolled record names the first record of its message (``redelivery.lineage``). A
+rescheduled one names the record that it replaces (``intake.rescheduling``), a retry the record that
+was received first. Records that a broker delivered name none. They belong to the newest message of
+their unique key and topic that was not delivered yet.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from message_store.base.errors import BadFieldError
+from message_store.files.log_row import open_log
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.message import StoredMessage
+from message_store.intake.rescheduling import replaced_by
+from message_store.interface.message_life import Event, TraceStep
+from message_store.life.find_records import find_records, record_at
+from message_store.reading.looking import looking_at
+from message_store.redelivery.lineage import first_offset
+from message_store.writing.store import LiveStore
+
+_OFFSET_BYTES = 8
+_ID_BYTES = (16, 28)
+"""Of an offset message id: address, port and offset, with 4 or 16 bytes of address."""
+
+
+def trace_directory(path: Path | str, unique_key: str) -> list[TraceStep]:
+    """Every record of a unique key in the log of a store that is only looked at, in order.
+
+    The store may be a broker's, or open in another process of ours. Raises SourceError for a
+    directory that is no store, or that a broker holds.
+    """
+    with looking_at(root := StoreRoot(path)), open_log(root) as reader:
+        root.require_readable()
+        return list(tell(find_records(reader, unique_key)))
+
+
+def trace_offset_id(path: Path | str, offset_id: str) -> list[TraceStep]:
+    """The same for the message of which a record has this offset message id.
+
+    Raises BadFieldError for text that is no such id.
+    """
+    offset = offset_of_id(offset_id)
+    with looking_at(root := StoreRoot(path)), open_log(root) as reader:
+        root.require_readable()
+        record = record_at(reader, offset)
+        if record is None:
+            return []
+        found = find_records(reader, record.unique_key, first=first_offset(record))
+        return only_life_of(list(tell(found)), offset)
+
+
+def trace_log(live: LiveStore, unique_key: str) -> list[TraceStep]:
+    """The same for a store that is open; whoever calls holds its lock."""
+    with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
+        return list(tell(find_records(reader, unique_key, known_end=live.log.end)))
+
+
+def offset_of_id(offset_id: str) -> int:
+    """The commit log offset in an offset message id: store host, port and offset in hexadecimal.
+
+    Raises BadFieldError for text that is no such id.
+
+    >>> offset_of_id("7F00000100002A9F0000000000000154")
+    340
+    """
+    try:
+        packed = bytes.fromhex(offset_id)
+    except ValueError:
+        packed = b""
+    if len(packed) not in _ID_BYTES:
+        raise BadFieldError("not an offset message id", found=repr(offset_id[:64]))
+    return int.from_bytes(packed[-_OFFSET_BYTES:], "big")
+
+
+def only_life_of(steps: Sequence[TraceStep], commit_log_offset: int) -> list[TraceStep]:
+    """Those steps that are of one life with the record at this offset."""
+    lives = {
+        step.first_offset for step in steps if step.record.commit_log_offset == commit_log_offset
+    }
+    return [step for step in steps if step.first_offset in lives]
+
+
+@attrs.define(eq=False)
+class _Lives:
+    """The lives that were told so far, by what names them."""
+
+    by_first: dict[int, int] = attrs.field(factory=dict)
+    by_id: dict[str, int] = attrs.field(factory=dict)
+    by_out: dict[tuple[str, str | None], int] = attrs.field(factory=dict)
+    waiting: dict[str, list[int]] = attrs.field(factory=dict)
+
+    def life_of(self, record: StoredMessage, event: Event) -> int:
+        """The first record of the life that a record belongs to: its own where it begins one."""
+        own, first = record.commit_log_offset, first_offset(record)
+        if first != own:
+            return self.by_first.get(first, first)
+        older = replaced_by(record, "")
+        if older is not None:
+            return self.by_first.get(older.commit_log_offset, older.commit_log_offset)
+        if event is Event.CANCELLED:
+            return self.by_out.get(_out_of(record), own)
+        if event is Event.DELIVERED and (waiting := self.waiting.get(record.topic)):
+            return waiting[-1]
+        return self.by_id.get(record.properties.get(names.ORIGIN_MESSAGE_ID, ""), own)
+
+    def add(self, step: TraceStep) -> None:
+        """Remember a step for those that name it."""
+        record, life = step.record, step.first_offset
+        self.by_first[record.commit_log_offset] = life
+        self.by_id[record.offset_message_id] = life
+        waiting = self.waiting.setdefault(record.real_topic, [])
+        if life in waiting:
+            waiting.remove(life)
+        if step.event in _WAITS:
+            waiting.append(life)
+            self.by_out[_out_of(record)] = life
+
+
+_WAITS = (Event.SCHEDULED, Event.RESCHEDULED, Event.ROLLED, Event.RETRIED, Event.REJECTED)
+
+
+def _out_of(record: StoredMessage) -> tuple[str, str | None]:
+    """What a message and its delete marker have in common."""
+    return record.real_topic, record.properties.get(names.TIMER_OUT_MS)
+
+
+def tell(records: Sequence[StoredMessage]) -> Iterator[TraceStep]:
+    """What these records say, which are all of one unique key, in the order of the log."""
+    lives = _Lives()
+    for record in records:
+        event = _event_of(record)
+        step = TraceStep(event, record, lives.life_of(record, event))
+        lives.add(step)
+        yield step
+
+
+def _event_of(record: StoredMessage) -> Event:
+    if record.topic in names.WAITING_TOPICS:
+        return _waiting_event(record)
+    if record.topic.startswith(names.DEAD_LETTER_PREFIX):
+        return Event.DEAD
+    was_delayed = names.REAL_TOPIC in record.properties
+    return Event.DELIVERED if was_delayed else Event.STORED
+
+
+def _waiting_event(record: StoredMessage) -> Event:
+    if names.TIMER_DELETE_UNIQUE_KEY in record.properties:
+        return Event.CANCELLED
+    if first_offset(record) != record.commit_log_offset:
+        is_cancel = record.topic == names.TIME_INDEX_TOPIC and record.queue_id != 0
+        return Event.CANCELLED if is_cancel else Event.ROLLED
+    if names.TIMER_ROLL_TIMES in record.properties:
+        return Event.ROLLED
+    if replaced_by(record, "") is not None:
+        return Event.RESCHEDULED
+    if record.real_topic.startswith(names.RETRY_PREFIX):
+        return Event.RETRIED
+    is_dead = record.real_topic.startswith(names.DEAD_LETTER_PREFIX)
+    return Event.REJECTED if is_dead else Event.SCHEDULED

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where in its life a message is, and what its records tell: over every engine and the model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from consumer_groups import GroupStore, consumer_group, message_state
+from consumer_groups.received import Received
+from message_store import AfterMs, AtMs, Cancellation, ManualClock, MemoryStore, Message, Receipt
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.interface.message_life import Event, MessageState
+from message_store.life.by_key import cancel_by_key, find_receipts, trace_message
+from message_store.life.trace import offset_of_id, trace_directory, trace_offset_id
+from tests.faults.engines import ENGINES
+
+START_MS = 1_793_000_000_000
+ON_FILES = list(ENGINES)
+
+
+def opened(engine: str, folder: Path, clock: ManualClock) -> GroupStore:
+    if engine == "memory":
+        return MemoryStore(clock)
+    return cast(GroupStore, ENGINES[engine].open(folder, clock, False))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+@pytest.fixture(params=[*ON_FILES, "memory"])
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> Iterator[GroupStore]:
+    with opened(request.param, tmp_path / "store", clock) as store:
+        yield store
+
+
+def message(key: str, topic: str = "orders") -> Message:
+    return Message(topic, key.encode(), unique_key=key)
+
+
+def events(store: GroupStore, key: str) -> list[str]:
+    return [step.event.value for step in trace_message(store, key)]
+
+
+def wait(store: GroupStore, duration_ms: int) -> None:
+    clock = store.clock
+    assert isinstance(clock, ManualClock)
+    clock.tick(duration_ms)
+    store.advance(clock.now_ms())
+
+
+def received(store: GroupStore, group: str = "billing") -> Received:
+    [message] = consumer_group(store, group).receive("orders", invisible_ms=30_000)
+    return message
+
+
+def test_a_message_goes_from_waiting_to_acknowledged(store: GroupStore) -> None:
+    receipt = store.schedule(message("A"), AfterMs(60_000))
+    assert message_state(store, receipt) is MessageState.WAITING
+    wait(store, 60_000)
+    assert message_state(store, receipt) is MessageState.DELIVERED
+    consumer_group(store, "other").receive("nothing")
+    assert message_state(store, "A") is MessageState.DELIVERED
+    hand = received(store)
+    assert message_state(store, receipt) is MessageState.IN_FLIGHT
+    assert message_state(store, receipt, "billing") is MessageState.IN_FLIGHT
+    assert message_state(store, receipt, "other") is MessageState.DELIVERED
+    wait(store, 30_000)
+    assert message_state(store, receipt) is MessageState.DELIVERED
+    hand = received(store)
+    consumer_group(store, "billing").ack(hand)
+    assert message_state(store, "A") is MessageState.ACKNOWLEDGED
+    assert message_state(store, receipt, "other") is MessageState.DELIVERED
+    assert events(store, "A") == ["scheduled", "delivered"]
+    scheduled, delivered = trace_message(store, "A")
+    assert scheduled.first_offset == delivered.first_offset == receipt.commit_log_offset
+    assert delivered.record.topic == "orders"
+    assert delivered.record.store_timestamp_ms == START_MS + 60_000
+
+
+def test_a_message_that_is_given_back_waits_again_and_dies(store: GroupStore) -> None:
+    receipt = store.schedule(message("A"), AfterMs(0))
+    wait(store, 0)
+    group = consumer_group(store, "billing", max_retries=1)
+    group.retry(received_by(group))
+    assert message_state(store, receipt) is MessageState.WAITING
+    wait(store, 60_000)
+    assert message_state(store, "A") is MessageState.DELIVERED
+    group.retry(received_by(group))
+    wait(store, 1_000)
+    assert message_state(store, receipt) is MessageState.DEAD
+    assert events(store, "A") == [
+        "scheduled", "delivered", "retried", "delivered", "rejected", "dead",
+    ]  # fmt: skip
+    steps = trace_message(store, "A")
+    assert {step.first_offset for step in steps} == {receipt.commit_log_offset}
+    topics = [step.record.topic for step in steps if step.event in (Event.DELIVERED, Event.DEAD)]
+    assert topics == ["orders", "%RETRY%billing", "%DLQ%billing"]
+
+
+def received_by(group: object) -> Received:
+    [message] = group.receive("orders")  # type: ignore[attr-defined]
+    return cast(Received, message)
+
+
+def test_what_was_cancelled_or_never_was(store: GroupStore) -> None:
+    receipt = store.schedule(message("A"), AfterMs(60_000))
+    assert store.cancel(receipt) is Cancellation.CANCELLED
+    assert message_state(store, receipt) is MessageState.CANCELLED
+    assert message_state(store, "NEVER") is MessageState.UNKNOWN
+    assert message_state(store, receipt._replace(unique_key="NEVER")) is MessageState.UNKNOWN
+    assert trace_message(store, "NEVER") == []
+    assert events(store, "A")[0] == "scheduled"
+
+
+def test_a_rescheduled_message_is_one_life(store: GroupStore) -> None:
+    old = store.schedule(message("A"), AfterMs(60_000))
+    new = store.reschedule(old, AtMs(START_MS + 120_000))
+    assert isinstance(new, Receipt)
+    newest = store.reschedule(new, AtMs(START_MS + 300_000))
+    assert isinstance(newest, Receipt)
+    assert [message_state(store, each) for each in (old, new, newest)] == [MessageState.WAITING] * 3
+    wait(store, 400_000)
+    assert [message_state(store, each) for each in (old, newest)] == [MessageState.DELIVERED] * 2
+    steps = [step for step in trace_message(store, "A") if step.event is not Event.CANCELLED]
+    told = [step.event.value for step in steps]
+    assert told == ["scheduled", "rescheduled", "rescheduled", "delivered"]
+    assert {step.first_offset for step in trace_message(store, "A")} == {old.commit_log_offset}
+
+
+def test_messages_that_share_a_key_have_lives_of_their_own(store: GroupStore) -> None:
+    first = store.schedule(message("A"), AfterMs(60_000))
+    wait(store, 60_000)
+    second = store.schedule(message("A"), AfterMs(60_000))
+    assert message_state(store, first) is MessageState.DELIVERED
+    assert message_state(store, second) is MessageState.WAITING
+    assert message_state(store, "A") is MessageState.WAITING
+    store.cancel(second)
+    assert message_state(store, first) is MessageState.DELIVERED
+    assert message_state(store, second) is MessageState.CANCELLED
+    lives = {step.first_offset for step in trace_message(store, "A")}
+    assert lives == {first.commit_log_offset, second.commit_log_offset}
+
+
+def test_receipts_are_found_by_key_and_cancelled(store: GroupStore) -> None:
+    given = [store.schedule(message("A", topic), AfterMs(60_000)) for topic in ("orders", "sent")]
+    store.schedule(message("B"), AfterMs(60_000))
+    found = find_receipts(store, "A")
+    assert sorted(each.topic for each in found) == ["orders", "sent"]
+    assert {each.handle for each in found} == {each.handle for each in given}
+    assert find_receipts(store, "A", "sent") == [each for each in found if each.topic == "sent"]
+    [(receipt, answer)] = cancel_by_key(store, "A", "sent")
+    assert (receipt.topic, answer) == ("sent", Cancellation.CANCELLED)
+    assert [answer for _, answer in cancel_by_key(store, "A")] == [Cancellation.CANCELLED]
+    assert cancel_by_key(store, "A") == []
+    assert [each.unique_key for each in store.pending()] == ["B"]
+
+
+def test_a_receipt_that_was_found_reschedules_its_message(store: GroupStore) -> None:
+    store.schedule(message("A"), AfterMs(60_000))
+    [found] = find_receipts(store, "A")
+    assert isinstance(store.reschedule(found, AtMs(START_MS + 120_000)), Receipt)
+    [found] = find_receipts(store, "A")
+    assert found.promised_ms == START_MS + 120_000
+
+
+# --- a log that is only read ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ON_FILES)
+def test_a_log_is_read_beside_its_owner(tmp_path: Path, engine: str, clock: ManualClock) -> None:
+    folder = tmp_path / "store"
+    with opened(engine, folder, clock) as store:
+        receipt = store.schedule(message("A"), AfterMs(60_000))
+        for number in range(300):
+            store.schedule(message(f"OTHER{number}"), AfterMs(60_000))
+        wait(store, 60_000)
+        told = trace_message(store, "A")
+        assert trace_directory(folder, "A") == told
+    assert trace_directory(folder, "A") == told
+    assert [step.event for step in told] == [Event.SCHEDULED, Event.DELIVERED]
+    for step in told:
+        found = trace_offset_id(folder, step.record.offset_message_id)
+        assert found == told
+        assert offset_of_id(step.record.offset_message_id) == step.record.commit_log_offset
+    assert told[0].record.commit_log_offset == receipt.commit_log_offset
+    assert trace_directory(folder, "NEVER") == []
+    nowhere = told[0].record.offset_message_id[:-16] + f"{1 << 40:016X}"
+    assert trace_offset_id(folder, nowhere) == []
+
+
+@pytest.mark.parametrize("text", ["", "no id", "00" * 15, "7F"])
+def test_text_that_is_no_id_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadFieldError, match="not an offset message id"):
+        trace_offset_id(tmp_path, text)
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        trace_directory(tmp_path / "nothing", "A")
+
+
+def test_rolls_are_told(tmp_path: Path, clock: ManualClock) -> None:
+    with cast(GroupStore, ENGINES["wheel"].open(tmp_path / "store", clock, False)) as store:
+        store.schedule(message("A"), AfterMs(300_000))
+        for _ in range(30):
+            wait(store, 10_000)
+        told = events(store, "A")
+    assert (told[0], told[-1]) == ("scheduled", "delivered")
+    assert set(told[1:-1]) == {"rolled"}

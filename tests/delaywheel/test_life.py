@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs for one message: what a trace prints, and what cancel and reschedule change by key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli
+
+NOW = "2026-01-02T03:04:05Z"
+NOW_MS = 1_767_323_045_000
+HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
+ENGINES = pytest.mark.parametrize("engine", ["levels", "wheel", "hierarchy", "time-index"])
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def lines(*words: object, code: int = cli.DONE) -> list[dict[str, Any]]:
+    result = run(*words)
+    assert result.exit_code == code, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def schedule(place: Path, engine: str, key: str, *more: object) -> dict[str, Any]:
+    words = ("--topic", "orders", "--body", "cancel 42", "--after", "1m", "--unique-key", key)
+    [receipt] = lines("schedule", place, "--engine", engine, *words, *more, "--json", "--now", NOW)
+    return receipt
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@ENGINES
+def test_a_message_is_moved_traced_and_cancelled_by_its_key(engine: str, place: Path) -> None:
+    first = schedule(place, engine, "K1")
+    schedule(place, engine, "K2")
+    moved = ("reschedule", place, "--key", "K1", "--after", "2m", "--json", "--now", NOW)
+    [receipt] = lines(*moved)
+    assert receipt["promised_ms"] == NOW_MS + 120_000
+    assert lines("run", place, "--now", NOW_MS + 60_000, "--json")[0]["unique_key"] == "K2"
+    handle = receipt["handle"]
+    again = ("reschedule", place, handle, "--at", NOW_MS + 300_000, "--json", "--now", NOW)
+    assert lines(*again)[0]["promised_ms"] == NOW_MS + 300_000
+    [cancelled] = lines("cancel", place, "--key", "K1", "--json", "--now", NOW)
+    assert cancelled["cancellation"] == "cancelled"
+    steps = lines("trace", place, "K1", "--now", NOW)
+    told = [step["event"] for step in steps if step["event"] != "cancelled"]
+    assert told == ["scheduled", "rescheduled", "rescheduled"]
+    assert {step["first_offset"] for step in steps} == {first["commit_log_offset"]}
+    assert lines("run", place, "--now", NOW_MS + 400_000, "--json") == []
+    [_, delivered] = lines("trace", place, "K2", "--full", "--now", NOW)
+    assert (delivered["event"], delivered["body"]) == ("delivered", "cancel 42")
+    by_id = lines("trace", place, "--id", delivered["offset_message_id"], "--now", NOW)
+    assert [step["event"] for step in by_id] == ["scheduled", "delivered"]
+    assert "body" not in by_id[0]
+
+
+def test_what_is_not_there(place: Path) -> None:
+    schedule(place, "wheel", "K1")
+    for verb, more in (("cancel", ()), ("reschedule", ("--after", "1m"))):
+        result = run(verb, place, "--key", "NEVER", *more, "--now", NOW)
+        assert result.exit_code == cli.FINDINGS
+        assert "no pending message has the unique key NEVER" in result.stderr
+    assert lines("trace", place, "NEVER", code=cli.FINDINGS) == []
+
+
+def test_what_is_delivered_is_not_moved(place: Path) -> None:
+    receipt = schedule(place, "wheel", "K1")
+    lines("run", place, "--now", NOW_MS + 60_000, "--json")
+    result = run("reschedule", place, receipt["handle"], "--after", "1m", "--now", NOW)
+    assert result.exit_code == cli.FINDINGS
+    assert result.stdout.startswith("already delivered: orders K1")
+
+
+def test_several_messages_of_a_key_are_not_moved(place: Path) -> None:
+    for more in ((), ("--property", "a=b")):
+        schedule(place, "levels", "K1", *more)
+    result = run("reschedule", place, "--key", "K1", "--after", "1m", "--now", NOW)
+    assert result.exit_code == cli.USAGE
+    assert "2 pending messages of orders share the unique key K1" in result.stderr
+    assert len(lines("cancel", place, "--key", "K1", "--json", "--now", NOW)) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "PLACE"),
+        ("trace", "PLACE", "K1", "--id", "7F00000100002A9F0000000000000000"),
+        ("cancel", "PLACE"),
+        ("cancel", "PLACE", "--key", "K1", HANDLE),
+        ("reschedule", "PLACE", "--after", "1m"),
+        ("reschedule", "PLACE", "--key", "K1"),
+    ],
+)  # fmt: skip
+def test_one_way_to_name_a_message(place: Path, words: tuple[str, ...]) -> None:
+    schedule(place, "wheel", "K1")
+    result = run(*(str(place) if word == "PLACE" else word for word in words))
+    assert result.exit_code == cli.USAGE
+    assert "give" in result.stderr
