@@ -139,6 +139,10 @@ class DelayLimitError(UnsupportedDelayError):
     """A delay beyond the longest that the wheel was set to take."""
 
 
+class OtherEngineWarning(UserWarning):
+    """A store was opened with an engine of which nothing lies in it, and another's messages do."""
+
+
 class StoreClosedError(DelayStoreError):
     """The store was used after it was closed."""
 

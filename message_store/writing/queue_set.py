@@ -100,6 +100,10 @@ class QueueSet:
         queues = [queue for (name, _), queue in self._queues.items() if name == topic]
         return sorted(queues, key=lambda queue: queue.queue_id)
 
+    def has_entries(self, topic: str) -> bool:
+        """Whether a queue of a topic leads to any record."""
+        return any(queue.max_offset > queue.min_offset for queue in self.of_topic(topic))
+
     def first_record(self, topics: Collection[str], log_end: int) -> int:
         """Where in the log the first record of these topics' queues is; ``log_end`` if none."""
         queues = (queue for (name, _), queue in self._queues.items() if name in topics)
