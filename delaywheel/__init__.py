@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     )
     from message_store.base import errors
     from message_store.interface.message_life import Event, MessageState, TraceStep
+    from message_store.interface.promise_rules import BeyondMax
     from message_store.life.by_key import cancel_by_key, find_receipts, trace_message
     from message_store.reading.engine_choice import EngineName
+    from message_store.writing.settings import StoreSettings
     from time_index import TimeIndexStore
     from timer_wheel import HierarchicalWheelStore, WheelStore
 
@@ -121,15 +123,26 @@ __all__ = [
 
 
 def open_store(
-    path: Path | str, *, engine: "EngineName | None" = None, clock: "Clock | None" = None
+    path: Path | str,
+    *,
+    engine: "EngineName | None" = None,
+    clock: "Clock | None" = None,
+    levels: "DelayLevels | None" = None,
+    settings: "StoreSettings | None" = None,
+    max_delay_ms: int | None = None,
+    beyond_max: "BeyondMax" = "refuse",
+    start_deliver_time_alias: bool = False,
 ) -> "GroupStore":
     """Open the store at ``path`` for writing, with the engine whose store it is.
 
     ``engine`` (``"levels"``, ``"wheel"``, ``"hierarchy"`` or ``"time-index"``) is needed for a new
     store, and for one in which two of them lie. ``clock`` is the machine's unless another is given.
-    For other settings use the ``open`` of the engine's own class.
+    The others are what all engines have: the level table, sizes of files and retention, the longest
+    delay (None: the engine's own limit), what becomes of a longer one, and whether ``put`` takes
+    __STARTDELIVERTIME for a due time. For the rest use the ``open`` of the engine's own class.
 
-    Raises OptionsError where the files do not say which engine, and none was given, and for an
+    Raises ValueError for a setting that nothing can have, before anything is made. Raises
+    OptionsError where the files do not say which engine, and none was given, and for an
     engine that the store does not have; and what the engine's ``open`` raises: StoreLockedError,
     SourceError, TargetError.
     """
@@ -140,7 +153,12 @@ def open_store(
     chosen = choose_engine(root, engine, may_be_new=True)
     require_engine(root, chosen)
     Engine = engine_class(chosen)
-    store: GroupStore = Engine.open(path, clock=clock)
+    how: dict[str, Any] = {"clock": clock, "levels": levels, "beyond_max": beyond_max}
+    if settings is not None:
+        how["settings"] = settings
+    if max_delay_ms is not None:
+        how["max_delay_ms"] = max_delay_ms
+    store: GroupStore = Engine.open(path, start_deliver_time_alias=start_deliver_time_alias, **how)
     return store
 
 

@@ -19,7 +19,7 @@ from message_store.intake.batch import BatchDraft, draft_batch
 from message_store.intake.records import RecordForm, RecordMaker
 from message_store.intake.store_intake import LiveIntake, Part
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.interface.promise_rules import to_slot_end
+from message_store.interface.promise_rules import DelayLimit, to_slot_end
 from message_store.writing.store import LiveStore
 from time_index.index import CANCELS, MESSAGES
 
@@ -29,17 +29,22 @@ _CANCEL_BODY = b"cancel"
 class TimeIndexIntake:
     """Stores messages and cancels; whoever calls holds the store's lock.
 
-    A promise is to the millisecond. A delay longer than the log's retention is refused.
+    A promise is to the millisecond. A delay longer than ``limit`` or the log's retention is refused
+    or delivered at once.
     """
 
-    def __init__(self, store: LiveStore) -> None:
+    def __init__(self, store: LiveStore, limit: DelayLimit) -> None:
         self._store = store
         self._queue = store.queue(TIME_INDEX_TOPIC, MESSAGES)
         self._cancels = store.queue(TIME_INDEX_TOPIC, CANCELS)
         self._form = RecordForm.of(store.dialect, store.settings)
         self._intake = LiveIntake(store, TIME_INDEX_TOPIC, self._form)
         self._maker = RecordMaker(TIME_INDEX_TOPIC, self._form)
-        self._promise = to_slot_end(1, max_delay_ms=store.settings.retention_ms)
+        retention_ms, asked_ms = store.settings.retention_ms, limit.max_delay_ms
+        self._most_ms = retention_ms if asked_ms is None else min(asked_ms, retention_ms)
+        self._is_by_retention = self._most_ms == retention_ms
+        self._delivers_beyond = limit.beyond_max == "deliver"
+        self._promise = to_slot_end(1, max_delay_ms=self._most_ms, beyond_max=limit.beyond_max)
 
     def schedule(self, message: Message | StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store a message for later."""
@@ -78,6 +83,8 @@ class TimeIndexIntake:
         try:
             return self._promise(due_ms, now_ms)
         except DelayLimitError as error:
+            if not self._is_by_retention:
+                raise
             raise DelayLimitError(f"{error}: the log's retention (retention_ms)") from None
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
@@ -85,6 +92,8 @@ class TimeIndexIntake:
         latest.
         """
         promised_ms = np.maximum(due_ms, now_ms)
+        if self._delivers_beyond:
+            promised_ms[promised_ms - now_ms > self._most_ms] = now_ms
         if len(due_ms):
             latest = int(np.argmax(due_ms))
             try:

@@ -19,6 +19,8 @@ from message_store.format.dialect import Dialect
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.asked import asked_of_no_wheel
+from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
@@ -28,9 +30,11 @@ from message_store.interface.delay_store import (
     Pending,
     Receipt,
 )
+from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import EngineOnFiles, LiveStore
 from message_store.writing.topics import LiveTopic
@@ -54,11 +58,18 @@ class TimeIndexStore(EngineOnFiles):
     here is delivered by this engine alone.
     """
 
-    def __init__(self, store: LiveStore) -> None:
+    def __init__(
+        self,
+        store: LiveStore,
+        limit: DelayLimit = NO_LIMIT,
+        *,
+        start_deliver_time_alias: bool = False,
+    ) -> None:
         self.live = store
         self.levels = store.levels
         self._index = TimeIndex.open(store)
-        self._intake = TimeIndexIntake(store)
+        self._intake = TimeIndexIntake(store, limit)
+        self._alias = start_deliver_time_alias
         self._group = store.group(self._flush)
 
     @classmethod
@@ -70,12 +81,21 @@ class TimeIndexStore(EngineOnFiles):
         levels: DelayLevels | None = None,
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
+        max_delay_ms: int | None = None,
+        beyond_max: BeyondMax = "refuse",
+        start_deliver_time_alias: bool = False,
     ) -> "TimeIndexStore":
         """Open the store at ``path``, and make it when nothing is there.
 
-        Raises StoreLockedError when somebody has it open, SourceError for one that cannot be
-        written to, BadFieldError for ``repeat_after_kill``: there is no broker whose way that were.
+        A delay longer than ``max_delay_ms``, or than the log's retention where that is shorter, is
+        refused, or with ``beyond_max="deliver"`` delivered at once. ``start_deliver_time_alias``
+        lets ``put`` take __STARTDELIVERTIME for a due time.
+
+        Raises ValueError for settings that nothing can have, before anything is made. Raises
+        StoreLockedError when somebody has it open, SourceError for one that cannot be written to,
+        BadFieldError for ``repeat_after_kill``: there is no broker whose way that were.
         """
+        limit = DelayLimit(max_delay_ms=max_delay_ms, beyond_max=beyond_max)
         if settings.repeat_after_kill:
             raise BadFieldError(
                 "repeat_after_kill: a time index never repeats", expected=False, found=True
@@ -84,12 +104,13 @@ class TimeIndexStore(EngineOnFiles):
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )
         try:
-            opened = cls(store)
-            finish_rescheduling(opened)
-            return opened
+            made = cls(store, limit, start_deliver_time_alias=start_deliver_time_alias)
+            finish_rescheduling(made)
         except BaseException:
             store.abandon()
             raise
+        warn_of_other_engines(store, TIME_INDEX_TOPIC)
+        return made
 
     @contextmanager
     def _use(self) -> Iterator[None]:
@@ -123,6 +144,20 @@ class TimeIndexStore(EngineOnFiles):
             return self._intake.schedule_batch(batch, due_ms, self.live.clock.now_ms())
 
     # --- time -------------------------------------------------------------------------------------
+
+    def put(self, message: Message) -> Receipt:
+        """Store a message for the time that its own properties ask for. Raises BadFieldError."""
+        with self._use():
+            now_ms = self.live.clock.now_ms()
+            asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
+            return self.schedule(asked.message, asked.due)
+
+    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
+        """The same for many messages, all or none."""
+        with self._use(), self.live.all_or_broken():
+            now_ms = self.live.clock.now_ms()
+            asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
+            return self._intake.schedule_batch(asked.batch, asked.due_ms, now_ms)
 
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""

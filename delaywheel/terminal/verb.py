@@ -38,8 +38,10 @@ INTERRUPTED = 130
 
 NO_STDOUT = "standard output is closed"
 
-PATIENCE_S = 1.5
-"""Nobody waits longer than this without being told for what."""
+PATIENCE_S = 1.0
+"""Nobody waits for the compiler longer than this without being told."""
+
+LOOK_EVERY_S = 0.2
 
 # By name, because importing some of these classes would start to load Spark. The first of an
 # error's own classes, from the most special to the most general, that is in the table decides.
@@ -230,21 +232,37 @@ def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
 
 @contextmanager
 def loading(output: "Output") -> Iterator[None]:
-    """Around the imports of compiled code: when that takes long, say why, once a command."""
+    """Around the imports of compiled code: while kernels are compiled, and that takes long, say so,
+    once a command. A slow disk is no reason to.
+    """
     with output.progress() as progress:
+        is_over = threading.Event()
 
         def explain() -> None:
-            if not output.has_said_loading:
-                output.has_said_loading = True
-                progress.say(
-                    "loading compiled kernels; the first run compiles them, which takes some"
-                    " seconds"
-                )
+            while not (output.has_said_loading or is_over.wait(LOOK_EVERY_S)):
+                sentence = _compiling()
+                if sentence is not None:
+                    output.has_said_loading = True
+                    progress.say(sentence)
 
-        patience = threading.Timer(PATIENCE_S, explain)
-        patience.daemon = True
-        patience.start()
+        looking = threading.Thread(target=explain, daemon=True)
+        looking.start()
         try:
             yield
         finally:
-            patience.cancel()
+            is_over.set()
+            looking.join()
+
+
+def _compiling() -> str | None:
+    """What to say of kernels that this process has compiled for too long; None for nothing."""
+    cache = sys.modules.get("message_store.kernels.cache")  # to import it here would load numba
+    compiled = getattr(cache, "COMPILED", None)
+    if compiled is None or compiled.seconds < PATIENCE_S:
+        return None
+    if not compiled.is_kept:
+        return (
+            "compiling kernels, as each run does: they cannot be kept. Set NUMBA_CACHE_DIR to a"
+            " directory of yours that is writable"
+        )
+    return "compiling kernels, which the first run of a verb does; it takes some seconds"

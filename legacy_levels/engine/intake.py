@@ -19,7 +19,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.interface.promise_rules import to_level
+from message_store.interface.promise_rules import NO_LIMIT, DelayLimit, to_level
 
 if TYPE_CHECKING:
     from legacy_levels.engine.state import LevelState
@@ -30,15 +30,20 @@ if TYPE_CHECKING:
 class LevelIntake:
     """Appends messages to log and level queues; the store's lock is the caller's."""
 
-    def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
+    def __init__(
+        self, state: LevelState, rounding: Literal["up", "exact"], limit: DelayLimit = NO_LIMIT
+    ) -> None:
         self._state = state
         self._live = state.live
         self._clock = state.live.clock
         self._table = state.table
-        self._rule = to_level(state.table, rounding=rounding)
+        self._rule = to_level(state.table, rounding=rounding, limit=limit)
         self._is_exact = rounding == "exact"
         ranked = sorted((delay, level) for level, delay in enumerate(state.table.delays_ms, 1))
         self._delays_ms, self._ranked = [list(column) for column in zip(*ranked, strict=True)]
+        longest_ms = self._delays_ms[-1]
+        self._most_ms = longest_ms if limit.max_delay_ms is None else limit.max_delay_ms
+        self._delivers_beyond = limit.beyond_max == "deliver"
         self._cursors = state.cursors
         self._queues = {level: state.queue(level) for level in state.cursors}
         settings = state.live.settings
@@ -62,8 +67,10 @@ class LevelIntake:
             return self._table.shortest_level, due_ms, now_ms
         delay_ms = due_ms - now_ms
         place = bisect.bisect_left(self._delays_ms, delay_ms)
-        if place == len(self._delays_ms) or (self._is_exact and self._delays_ms[place] != delay_ms):
+        is_beyond = place == len(self._delays_ms) or delay_ms > self._most_ms
+        if is_beyond or (self._is_exact and self._delays_ms[place] != delay_ms):
             self._rule(due_ms, now_ms)  # says why not
+            return self._table.shortest_level, due_ms, now_ms
         return self._ranked[place], due_ms, now_ms + self._delays_ms[place]
 
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
@@ -100,9 +107,12 @@ class LevelIntake:
         delays_ms = np.where(is_past, 0, due_ms - now_ms)  # far past minus now would overflow
         chosen = levels_for(delays_ms, table)
         kept_ms = np.array([0, *table.delays_ms], np.int64)[chosen]
-        refused = chosen == 0
+        is_beyond = (chosen == 0) | (delays_ms > self._most_ms)
+        refused = is_beyond.copy()
         if self._is_exact:
             refused |= kept_ms != delays_ms
+        if self._delivers_beyond:
+            is_past |= is_beyond
         for row in np.flatnonzero(refused & ~is_past)[:1].tolist():
             try:
                 self._rule(int(due_ms[row]), now_ms)  # says why not
@@ -111,8 +121,8 @@ class LevelIntake:
         levels = np.where(is_past, table.shortest_level, chosen)
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 
-    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many, all or none. Raises ValueError where the due times are not as many."""
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
+        """Store many now, all or none."""
         from message_store.columns.byte_column import int64s
         from message_store.intake.batch import draft_batch
 
@@ -120,7 +130,6 @@ class LevelIntake:
         if len(due_ms) != len(batch):
             raise ValueError(f"{len(batch)} messages need as many due times, not {len(due_ms)}")
         live = self._live
-        now_ms = live.clock.now_ms()
         levels, promised_ms = self._levels(due_ms, now_ms)
         made = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=levels, form=self._form)
         self._intake.require_room(made.sizes)

@@ -44,6 +44,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
@@ -53,7 +54,9 @@ from message_store.interface.delay_store import (
     Pending,
     Receipt,
 )
+from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import EngineOnFiles, LiveStore
 
@@ -106,10 +109,18 @@ class LevelStore(EngineOnFiles):
     ``state`` and ``live`` are what it is made of, for tools that look closer.
     """
 
-    def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
+    def __init__(
+        self,
+        state: LevelState,
+        rounding: Literal["up", "exact"],
+        limit: DelayLimit = NO_LIMIT,
+        *,
+        start_deliver_time_alias: bool = False,
+    ) -> None:
         self.state = state
         self.live = state.live
-        self._scheduling = LevelIntake(state, rounding)
+        self._alias = start_deliver_time_alias
+        self._scheduling = LevelIntake(state, rounding, limit)
         is_async = state.rules.async_delivery
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
         self._persistence = OffsetPersistence(
@@ -132,18 +143,27 @@ class LevelStore(EngineOnFiles):
         rounding: Literal["up", "exact"] = "up",
         rules: LevelRules = _RULES,
         offsets: OffsetsChoice | str = OffsetsChoice.AUTO,
+        max_delay_ms: int | None = None,
+        beyond_max: BeyondMax = "refuse",
+        start_deliver_time_alias: bool = False,
     ) -> Self:
         """Open the store at ``path`` for writing, and make it when nothing is there.
 
         ``levels`` is the level table (a broker's `messageDelayLevel`). ``dialect`` None takes what
         the store's files show, and 4.9 for a new one. ``rounding`` says what
         becomes of a delay that is no level's: up to the next, or refused. ``offsets`` chooses which
-        of the two offset files to believe, whatever a broker would. Raises StoreLockedError when
-        somebody has it open, SourceError when it cannot be read, OptionsError when messages wait
-        that the level table does not fit, TargetError when the disk refuses. A store that is
-        refused stays as it was, to the byte.
+        of the two offset files to believe, whatever a broker would. A delay beyond the longest
+        level, or beyond ``max_delay_ms``, is refused, or with ``beyond_max="deliver"`` delivered at
+        once; a level is never too long. ``start_deliver_time_alias`` lets ``put`` take
+        __STARTDELIVERTIME for a due time. Raises ValueError for settings that nothing can have,
+        before anything is made. Raises StoreLockedError when somebody has it open, SourceError when
+        it cannot be read, OptionsError when messages wait that the level table does not fit,
+        TargetError when the disk refuses. A store that is refused stays as it was, to the byte.
         """
         choice = OffsetsChoice(offsets)
+        limit = DelayLimit(max_delay_ms=max_delay_ms, beyond_max=beyond_max)
+        if rounding not in ("up", "exact"):
+            raise ValueError(f"'rounding' must be 'up' or 'exact': {rounding!r}")
         live = LiveStore.open(
             path,
             clock=clock,
@@ -153,7 +173,8 @@ class LevelStore(EngineOnFiles):
             before_recovery=partial(refuse_before_recovery, rules=rules, offsets_choice=choice),
         )
         try:
-            store = cls(open_levels(live, rules, choice), rounding)
+            state = open_levels(live, rules, choice)
+            store = cls(state, rounding, limit, start_deliver_time_alias=start_deliver_time_alias)
             finish_rescheduling(store)
             store._persistence.flush()
         except BaseException:
@@ -163,6 +184,7 @@ class LevelStore(EngineOnFiles):
             else:
                 live.abandon()
             raise
+        warn_of_other_engines(live, LEVEL_TOPIC)
         return store
 
     @property
@@ -188,7 +210,26 @@ class LevelStore(EngineOnFiles):
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many messages, or none when one of them cannot be stored."""
         with self.live.reading(), self.live.all_or_broken():
-            return self._scheduling.schedule_batch(batch, due_ms)
+            return self._scheduling.schedule_batch(batch, due_ms, self.live.clock.now_ms())
+
+    def put(self, message: Message) -> Receipt:
+        """Store a message for the time that its own properties ask for. Raises BadFieldError.
+
+        Its record has DELAY alone: a broker of 5.x would delay one with TIMER_* a second time.
+        """
+        with self.live.reading():
+            now_ms = self.live.clock.now_ms()
+            asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
+            return self.schedule(asked.message, asked.due)
+
+    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
+        """The same for many messages, all or none."""
+        from message_store.intake.asked_batch import asked_by_batch
+
+        with self.live.reading(), self.live.all_or_broken():
+            now_ms = self.live.clock.now_ms()
+            asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
+            return self._scheduling.schedule_batch(asked.batch, asked.due_ms, now_ms)
 
     # --- out --------------------------------------------------------------------------------------
 

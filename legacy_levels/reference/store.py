@@ -358,6 +358,20 @@ class ReferenceLevelStore(ClosedOnExit):
             broker_name=self.live.settings.broker_name,
         )
 
+    def put(self, message: Message) -> Receipt:
+        """Store a message for the time that its own properties ask for."""
+        from message_store.intake.asked import asked_of_no_wheel
+
+        asked = asked_of_no_wheel(message, self.live.clock.now_ms())
+        return self.schedule(asked.message, asked.due)
+
+    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
+        """The same for many, one by one."""
+        from message_store.intake.asked_batch import asked_by_batch
+
+        asked = asked_by_batch(batch, self.live.clock.now_ms(), self.live.levels)
+        return self.schedule_batch(asked.batch, asked.due_ms)
+
     # --- out --------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> LogDeliveries:

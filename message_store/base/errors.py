@@ -152,6 +152,10 @@ class SharedKeyError(DelayStoreError, ValueError):
         )
 
 
+class OtherEngineWarning(UserWarning):
+    """A store was opened with an engine of which nothing lies in it, and another's messages do."""
+
+
 class StoreClosedError(DelayStoreError):
     """The store was used after it was closed."""
 

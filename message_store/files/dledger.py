@@ -11,7 +11,8 @@ from message_store.base.errors import SourceError, UnsupportedStoreError
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import read_piece
 
-_PREFIX = "dledger-"
+MEMBER_PREFIX = "dledger-"
+"""The name of a member's directory is this and its id."""
 _HEAD_BYTES = 8
 NO_LINK = "a link in the place of a store's own file; put there what it leads to"
 
@@ -21,7 +22,7 @@ def member_directory(root: Path) -> Path | None:
 
     Raises SourceError, and UnsupportedStoreError where there are several.
     """
-    members = [each for each in list_directories(root) if each.name.startswith(_PREFIX)]
+    members = [each for each in list_directories(root) if each.name.startswith(MEMBER_PREFIX)]
     if len(members) > 1:
         raise UnsupportedStoreError(
             f"{root}: holds {members[0].name} and {members[1].name}; expected one member of a"
@@ -32,7 +33,7 @@ def member_directory(root: Path) -> Path | None:
 
 def member_id(directory: Path) -> str:
     """The id of the member whose directory this is: its `dLegerSelfId`."""
-    return directory.name.removeprefix(_PREFIX)
+    return directory.name.removeprefix(MEMBER_PREFIX)
 
 
 def entries_directory(root: Path) -> Path | None:
@@ -50,7 +51,7 @@ def readable_entries(root: Path, commit_log: Path) -> Path | None:
     where ``commit_log`` has records at offsets of the member's log: a broker was started on the
     store without its group, and stored something there. Raises OSError.
     """
-    for link in root.glob(f"{_PREFIX}*"):
+    for link in root.glob(f"{MEMBER_PREFIX}*"):
         if link.is_symlink():
             raise SourceError(f"{link}: {NO_LINK}")
     entries = entries_directory(root)

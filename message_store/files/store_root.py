@@ -24,7 +24,7 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.dledger import NO_LINK, entries_directory, readable_entries
+from message_store.files.dledger import MEMBER_PREFIX, NO_LINK, entries_directory, readable_entries
 from message_store.files.rocksdb_queues import (
     QUEUES,
     queue_database,
@@ -42,6 +42,21 @@ TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
 _OF_AN_OPEN_FILE = -1
 """Linux gives this in place of a process id for a lock of an open file, as ours are."""
+
+
+def _stores_within(path: Path) -> str:
+    """Which directories of this one are stores, to be put behind a sentence; nothing for none."""
+    members, stores = [], []
+    with suppress(SourceError):
+        for store in (each / name for each in list_directories(path) for name in ("", "store")):
+            inner = [each.name for each in list_directories(store)]
+            if any(name.startswith(MEMBER_PREFIX) for name in inner):
+                members.append(str(store))
+            elif "commitlog" in inner:
+                stores.append(str(store))
+    if members:
+        return f"; members of a DLedger group are in it, give one of them: {', '.join(members)}"
+    return f"; stores are in it, give one of them: {', '.join(stores)}" if stores else ""
 
 
 @attrs.frozen
@@ -161,7 +176,10 @@ class StoreRoot:
         require_readable_queues(self.path)
         entries = readable_entries(self.path, self.commit_log)
         if "commitlog" not in names and entries is None:
-            raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
+            raise SourceError(
+                f"{self.path}: not a store directory: there is no commitlog/ in it"
+                f"{_stores_within(self.path)}"
+            )
         queues = self.path / QUEUES
         self.require_inside(self.commit_log, queues, self.config, self.timer_log)
         self._require_no_links(self.commit_log, self.timer_log, *([entries] if entries else []))

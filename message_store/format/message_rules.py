@@ -56,6 +56,9 @@ RESERVED_PROPERTIES = frozenset(
 again, send it elsewhere, or delete another one.
 """
 
+TIME_PROPERTIES = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
+"""By which a client asks for a time, the one that counts first; wheels keep them in the record."""
+
 UNDELIVERABLE_TOPICS = frozenset(
     {
         names.LEVEL_TOPIC,

@@ -29,6 +29,10 @@ TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
 TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_ROLL_LABEL = "TIMER_ROLL_LABEL"
 TIMER_DELETE_UNIQUE_KEY = "TIMER_DEL_UNIQKEY"
+CANCELLED_OFFSET = "DELAYWHEEL_CANCELS"
+"""Of a delete marker that a receipt asked for: where in the log the first record of its message is.
+Brokers pass it over, and take all messages of the slot and the key.
+"""
 START_DELIVER_TIME = "__STARTDELIVERTIME"
 CRC32 = "__CRC32#"
 INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"

@@ -16,6 +16,8 @@ from message_store.columns.byte_column import ByteColumn, Bytes, Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.columns.unique_keys import new_unique_keys
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import Message
+from message_store.format.message_rules import TIME_PROPERTIES
 from message_store.format.record_layout import MAGIC_V1
 from message_store.intake.kernels import (
     BODY_MAX,
@@ -25,6 +27,7 @@ from message_store.intake.kernels import (
     HEAD,
     HEAD_BYTES,
     IS_TIMED,
+    KEEPS_TIMES,
     NUMBER_COLUMNS,
     PROPERTIES_MAX,
     RETRY_TOPIC_MAX,
@@ -54,7 +57,15 @@ class _Shared:
     facts: Int64s
 
     @classmethod
-    def of(cls, system_topic: str, form: RecordForm, is_timed: bool, now_ms: int) -> "_Shared":
+    def of(
+        cls,
+        system_topic: str,
+        form: RecordForm,
+        is_timed: bool,
+        now_ms: int,
+        *,
+        keeps_times: bool = False,
+    ) -> "_Shared":
         packed = form.pack_head(0, MAGIC_V1, 0, 0, 0, 0, 0, form.stamp(now_ms, now_ms), 0)
         head, run = (np.frombuffer(part, np.uint8) for part in (packed, topic_run(system_topic)))
         facts = np.zeros(FACTS, np.int64)
@@ -64,6 +75,7 @@ class _Shared:
         facts[TIMED_RECORD_MAX] = form.limits.timed_record
         facts[HEAD], facts[HEAD_BYTES] = address_of(head), head.size
         facts[TOPIC_RUN], facts[TOPIC_RUN_BYTES] = address_of(run), run.size
+        facts[KEEPS_TIMES] = keeps_times
         return cls(head, run, facts)
 
 
@@ -110,9 +122,11 @@ def draft_batch(
     delay_levels: Int64s | None = None,
     out_ms: Int64s | None = None,
     form: RecordForm = PLAIN_FORM,
+    keeps_times: bool = False,
 ) -> BatchDraft:
     """The records in which the messages wait: with DELAY for levels, or with TIMER_OUT_MS for a
-    wheel.
+    wheel. ``keeps_times`` lets the user's properties be those that asked for a time
+    (``intake.asked``); others that steer are refused.
 
     A row without a unique key gets a new one. Raises BadFieldError that names the first row that
     cannot be stored, or that no broker could deliver.
@@ -124,13 +138,13 @@ def draft_batch(
     if len(due) != len(batch):
         raise ValueError(f"{len(batch)} messages need as many due times, not {len(due)}")
     sizes, tags_codes = np.empty(len(batch), np.int64), np.empty(len(batch), np.int64)
-    shared = _Shared.of(system_topic, form, is_timed, 0)
+    shared = _Shared.of(system_topic, form, is_timed, 0, keeps_times=keeps_times)
     bad = int(measure_rows(_table(batch, due), shared.facts, sizes, tags_codes))
     if is_timed and len(due) and due.min() < 0:  # no time of digits: the scalar code refuses it
         early = int(np.argmax(due < 0))
         bad = early if bad < 0 else min(bad, early)
     if bad >= 0:
-        _refuse(batch, bad, system_topic, int(due[bad]), is_timed, form)
+        _refuse(batch, bad, system_topic, int(due[bad]), is_timed, form, keeps_times)
     keys = _filled(batch.unique_key)
     return BatchDraft(sizes, tags_codes, keys, batch, due, is_timed, system_topic, form)
 
@@ -158,7 +172,13 @@ def _filled(unique_keys: ByteColumn) -> ByteColumn:
 
 
 def _refuse(
-    batch: MessageBatch, row: int, system_topic: str, due: int, is_timed: bool, form: RecordForm
+    batch: MessageBatch,
+    row: int,
+    system_topic: str,
+    due: int,
+    is_timed: bool,
+    form: RecordForm,
+    keeps_times: bool,
 ) -> None:
     """Let the scalar rules say what is wrong with a row."""
     for name in BYTE_COLUMNS[1:]:
@@ -171,7 +191,10 @@ def _refuse(
             raise BadFieldError(problem, found=found).of_row(row) from error
     wanted: dict[str, Any] = {"out_ms" if is_timed else "delay_level": due}
     try:
-        require_storable(batch.message(row), system_topic=system_topic, form=form, **wanted)
+        message = batch.message(row)
+        if keeps_times:
+            message, wanted["extra"] = _times_apart(message)
+        require_storable(message, system_topic=system_topic, form=form, **wanted)
     except BadFieldError as error:
         refused = BadFieldError(
             f"row {row}: {error.problem}", expected=error.expected, found=error.found
@@ -182,6 +205,13 @@ def _refuse(
     raise BadFieldError(
         f"row {row}: user properties that are not closed entries of name, 0x01, value, 0x02"
     ).of_row(row)
+
+
+def _times_apart(message: Message) -> tuple[Message, tuple[tuple[str, str], ...]]:
+    """A message, and apart from it the properties by which it asked for a time."""
+    properties = dict(message.properties)
+    times = [(name, properties.pop(name)) for name in TIME_PROPERTIES if name in properties]
+    return attrs.evolve(message, properties=properties), tuple(times)
 
 
 def levels_for(delays_ms: Int64s, levels: DelayLevels) -> Int64s:

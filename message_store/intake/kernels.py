@@ -53,11 +53,11 @@ _BODY, _TOPIC, _TAGS, _KEYS, _UNIQUE_KEY, _USER = range(0, 3 * len(BYTE_COLUMNS)
 _QUEUE_ID, _FLAG, _DUE = range(3 * len(BYTE_COLUMNS), 3 * len(BYTE_COLUMNS) + 3)
 
 IS_TIMED, CLOSES, RETRY_TOPIC_MAX, BODY_MAX, PROPERTIES_MAX, TIMED_RECORD_MAX = range(6)
-HEAD, HEAD_BYTES, TOPIC_RUN, TOPIC_RUN_BYTES = range(6, 10)
-FACTS = 10
+HEAD, HEAD_BYTES, TOPIC_RUN, TOPIC_RUN_BYTES, KEEPS_TIMES = range(6, 11)
+FACTS = 11
 """The facts that all rows share: whether they are for a wheel, whether the last property is closed,
 limits in bytes, and addresses and lengths of a head that lacks only a row's own numbers and of the
-system topic's run.
+system topic's run; whether a user's properties may be those that ask for a time.
 """
 
 _BODY_LENGTH_BYTES = BODY_RUN.length.size
@@ -111,7 +111,8 @@ def _is_storable(table: Int64s, facts: Int64s, row: int) -> bool:
     if not -(2**31) <= flag < 2**31 or not 0 <= _number(table, _QUEUE_ID, row) <= QUEUE_ID_MAX:
         return False
     user = _text(table, _USER, row)
-    return are_closed_entries(user, user + _length(table, _USER, row))
+    keeps_times = facts[KEEPS_TIMES] != 0
+    return are_closed_entries(user, user + _length(table, _USER, row), keeps_times)
 
 
 @inline_kernel

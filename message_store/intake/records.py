@@ -266,9 +266,10 @@ def require_storable(
     delay_level: int | None = None,
     out_ms: int | None = None,
     form: RecordForm = PLAIN_FORM,
+    extra: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Raise BadFieldError for a message that no record can hold or no broker deliver; returns its
-    unique key, or a new one where it has none.
+    unique key, or a new one where it has none. ``extra`` are properties that the record gets too.
     """
     maker = _maker(system_topic, form)
-    return maker.record(message, delay_level, out_ms, (), 0, 0, lambda _: 0, 0, 0)[3]
+    return maker.record(message, delay_level, out_ms, extra, 0, 0, lambda _: 0, 0, 0)[3]

@@ -259,6 +259,20 @@ class DelayStore(Protocol):
         The same as scheduling them one by one with ``AtMs``, in one go. Raises as ``schedule``.
         """
 
+    def put(self, message: Message) -> Receipt:
+        """Store a message for the time that its own properties ask for, as brokers do for clients:
+        DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS (docs/ENGINES.md). One that asks
+        for nothing is due now.
+
+        Raises BadFieldError for a property that cannot be read; and as ``schedule``.
+        """
+
+    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
+        """The same for many messages: all of them are stored or none.
+
+        Raises as ``put``, and BadFieldError for a delete marker, which is put by itself.
+        """
+
     def advance(self, now_ms: int) -> Deliveries:
         """Move everything that is due at ``now_ms`` into its topic.
 

@@ -7,7 +7,9 @@ so that it promises what the engine beside it promises.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
+
+import attrs
 
 from message_store.base.durations import DAY_MS
 from message_store.base.errors import DelayLimitError, UnsupportedDelayError
@@ -16,6 +18,32 @@ from message_store.format.delay_levels import DelayLevels, format_delay
 
 MINUTE_MS = 60_000
 _MANY_DAYS = 10
+
+BeyondMax = Literal["refuse", "deliver"]
+"""What becomes of a delay that is too long: refused, as brokers do, or delivered at once, as the
+manual of RocketMQ 5.0 says.
+"""
+
+BEYOND_MAX = ("refuse", "deliver")
+
+
+def check_max_delay(_owner: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    """An attrs validator: a longest delay is milliseconds or None. Raises ValueError."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise ValueError(f"'{attribute.name}' must be milliseconds >= 0, or None: {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class DelayLimit:
+    """The longest delay that a store takes, and what becomes of a longer one."""
+
+    max_delay_ms: int | None = attrs.field(default=None, validator=check_max_delay)
+    beyond_max: BeyondMax = attrs.field(
+        default="refuse", validator=attrs.validators.in_(BEYOND_MAX)
+    )
+
+
+NO_LIMIT = DelayLimit()
 
 PromiseRule = Callable[[int, int], int]
 """``rule(due_ms, now_ms)`` is the promised time; raises UnsupportedDelayError where there is none.
@@ -35,7 +63,7 @@ def to_slot_end(
     precision_ms: int,
     *,
     max_delay_ms: int | None = None,
-    beyond_max: Literal["refuse", "deliver"] = "refuse",
+    beyond_max: BeyondMax = "refuse",
 ) -> PromiseRule:
     """A wheel's promise: the end of the slot that holds the due time.
 
@@ -51,15 +79,16 @@ def to_slot_end(
     def promise(due_ms: int, now_ms: int) -> int:
         if max_delay_ms is not None and due_ms - now_ms > max_delay_ms:
             if beyond_max == "refuse":
-                asked, limit = (
-                    _asked_delay(due_ms, now_ms, max_delay_ms),
-                    format_delay(max_delay_ms),
-                )
-                raise DelayLimitError(f"a delay of {asked} is beyond the limit of {limit}")
+                raise _beyond(due_ms, now_ms, max_delay_ms)
             return now_ms
         return -(-due_ms // precision_ms) * precision_ms
 
     return promise
+
+
+def _beyond(due_ms: int, now_ms: int, limit_ms: int) -> DelayLimitError:
+    asked, limit = _asked_delay(due_ms, now_ms, limit_ms), format_delay(limit_ms)
+    return DelayLimitError(f"a delay of {asked} is beyond the limit of {limit}")
 
 
 def _asked_delay(due_ms: int, now_ms: int, limit_ms: int) -> str:
@@ -73,11 +102,16 @@ def _asked_delay(due_ms: int, now_ms: int, limit_ms: int) -> str:
     return f"{delay} (due {iso_time(due_ms)})"
 
 
-def to_level(levels: DelayLevels, *, rounding: Literal["up", "exact"] = "up") -> PromiseRule:
+def to_level(
+    levels: DelayLevels,
+    *,
+    rounding: Literal["up", "exact"] = "up",
+    limit: DelayLimit = NO_LIMIT,
+) -> PromiseRule:
     """The levels' promise: after the shortest level that is not shorter than the delay.
 
-    A delay longer than the longest level is refused, and with ``rounding="exact"`` one that no
-    level has.
+    A delay longer than the longest level, or than ``limit`` says, is refused or delivered at once.
+    With ``rounding="exact"`` one that no level has is refused.
 
     >>> to_level(DelayLevels.parse("1s 5s"))(3_000, 1_000)
     6000
@@ -86,6 +120,12 @@ def to_level(levels: DelayLevels, *, rounding: Literal["up", "exact"] = "up") ->
     def promise(due_ms: int, now_ms: int) -> int:
         delay_ms = due_ms - now_ms
         level = levels.smallest_not_shorter(delay_ms)
+        most_ms = limit.max_delay_ms
+        is_too_long = most_ms is not None and delay_ms > most_ms
+        if (level is None or is_too_long) and limit.beyond_max == "deliver":
+            return now_ms
+        if is_too_long:
+            raise _beyond(due_ms, now_ms, most_ms or 0)
         if level is None:
             longest = format_delay(max(levels.delays_ms))
             asked = _asked_delay(due_ms, now_ms, max(levels.delays_ms))

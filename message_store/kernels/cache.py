@@ -4,9 +4,10 @@ cannot go stale.
 
 numba compares only the kernel's own source file with a cached kernel. A constant from a layout in
 another module would keep its old value after that module changed. So the name of the cache
-directory is a digest of every source that the kernel's module imports, directly or not. A process
-whose sources are replaced while it runs may hold the old constants: it neither reads nor writes
-what it compiles from then on. Cache files are executable code: the directory belongs to the user
+directory is a digest of every source that the kernel's module imports, directly or not. Where the
+sources lie does not count: a copied environment finds what the first one compiled. A process whose
+sources are replaced while it runs may hold the old constants: it neither reads nor writes what it
+compiles from then on. Cache files are executable code: the directory belongs to the user
 alone.
 """
 
@@ -21,13 +22,32 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-from message_store.base.clock import BEGAN_MS
+from message_store.base.clock import BEGAN_MS, stopwatch_s
 
 _PACKAGES = (
     "message_store", "legacy_levels", "time_index", "timer_wheel", "migrate", "compare",
 )  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Compiled:
+    """How long this process compiled kernels that were not in the cache, ``seconds``, and whether
+    the next process finds them, ``is_kept``: not where no place of the user's own is writable, or
+    sources are newer than this process.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.is_kept = True
+
+    def add(self, seconds: float, *, is_kept: bool) -> None:
+        """One more was compiled."""
+        self.seconds += seconds
+        self.is_kept &= is_kept
+
+
+COMPILED = Compiled()
 
 
 _HOME = Path(__file__).resolve().parents[2]
@@ -97,6 +117,45 @@ def cache_directory() -> Path | None:
     return next(filter(None, map(_own_directory, candidates)), None)
 
 
+class KernelLocator:
+    """Where numba keeps the kernels of one module: by its name. numba itself goes by the path of
+    the source, and would compile everything anew in each copy of an environment.
+    """
+
+    def __init__(self, directory: Path, line: int) -> None:
+        self._directory = directory
+        self._line = line
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], source: str) -> "KernelLocator | None":
+        """The place for a function of a source file; None for one that is none of ours."""
+        path = Path(source).resolve()
+        if not path.is_relative_to(_HOME):
+            return None
+        name = ".".join(path.parent.relative_to(_HOME).parts)
+        config: Any = numba.config
+        return cls(Path(config.CACHE_DIR, name), function.__code__.co_firstlineno)
+
+    def ensure_cache_path(self) -> None:
+        """Make the directory, which belongs to the user as the one around it does."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def get_cache_path(self) -> str:
+        """The directory."""
+        return str(self._directory)
+
+    def get_source_stamp(self) -> str:
+        """Nothing: the directory around it is named by all sources."""
+        return ""
+
+    def get_disambiguator(self) -> str:
+        """What tells functions of one name apart."""
+        return str(self._line)
+
+
+_LOCATOR = f"{KernelLocator.__module__}.{KernelLocator.__qualname__}"
+
+
 def kernel(*signatures: str) -> Callable[[F], F]:
     """A compiled function of exactly these numba signatures, without the GIL, cached where
     possible.
@@ -108,21 +167,30 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     directory = cache_directory()
 
     def decorate(function: F) -> F:
+        began_s = stopwatch_s()
         config: Any = numba.config
         applications = config.CACHE_DIR
+        locators = getattr(config, "CACHE_LOCATOR_CLASSES", None)  # numba 0.61 cannot be told
         digest = _sources_digest(Path(function.__code__.co_filename).resolve())
         if directory is not None and digest is not None:
             config.CACHE_DIR = str(directory / digest)
+            if locators is not None:
+                config.CACHE_LOCATOR_CLASSES = _LOCATOR
+        is_kept = directory is not None and digest is not None
         try:
             compiled: Any = numba.njit(
                 list(signatures),
                 nogil=True,
-                cache=directory is not None and digest is not None,
+                cache=is_kept,
                 error_model="numpy",
                 boundscheck=False,
             )(function)
         finally:
             config.CACHE_DIR = applications  # an application's own kernels go where it says
+            if locators is not None:
+                config.CACHE_LOCATOR_CLASSES = locators
+        if not is_kept or compiled.stats.cache_misses:
+            COMPILED.add(stopwatch_s() - began_s, is_kept=is_kept)
         return cast(F, compiled)
 
     return decorate

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from message_store.format.message_rules import (
     RESERVED_PROPERTIES,
+    TIME_PROPERTIES,
     TOPIC_MAX_BYTES,
     UNDELIVERABLE_TOPICS,
 )
@@ -29,17 +30,18 @@ def _packed(texts: Iterable[str]) -> tuple[NDArray[np.uint8], Int64s, Int64s]:
 
 
 _RESERVED, _RESERVED_STARTS, _RESERVED_LENGTHS = _packed(RESERVED_PROPERTIES)
+_IS_TIME = np.array([name in TIME_PROPERTIES for name in sorted(RESERVED_PROPERTIES)], np.bool_)
 _NO_TOPICS, _NO_TOPICS_STARTS, _NO_TOPICS_LENGTHS = _packed(UNDELIVERABLE_TOPICS)
 _RETRY, _, _ = _packed([RETRY_PREFIX])
 
 
 @inline_kernel
-def _is_reserved(name: int, length: int) -> bool:
+def _is_reserved(name: int, length: int, keeps_times: bool) -> bool:
     for each in range(len(_RESERVED_LENGTHS)):
         if length == _RESERVED_LENGTHS[each] and equal_bytes(
             name, _RESERVED.ctypes.data + _RESERVED_STARTS[each], length
         ):
-            return True
+            return not (keeps_times and _IS_TIME[each])
     return False
 
 
@@ -86,8 +88,10 @@ def is_value(text: int, length: int) -> bool:
 
 
 @inline_kernel
-def are_closed_entries(text: int, end: int) -> bool:
-    """Whether these are entries of name, 0x01, value and 0x02, none of them reserved."""
+def are_closed_entries(text: int, end: int, keeps_times: bool) -> bool:
+    """Whether these are entries of name, 0x01, value and 0x02, none of them reserved; with
+    ``keeps_times`` those by which a client asks for a time are not.
+    """
     while text < end:
         divider = text
         while divider < end and not 1 <= load_u8(divider) <= 2:
@@ -99,7 +103,7 @@ def are_closed_entries(text: int, end: int) -> bool:
             return False
         if divider == text or stop == divider + 1:
             return False
-        if _is_reserved(text, divider - text):
+        if _is_reserved(text, divider - text, keeps_times):
             return False
         if not is_value(text, divider - text) or not is_value(divider + 1, stop - divider - 1):
             return False

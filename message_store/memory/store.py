@@ -26,6 +26,7 @@ from message_store.format.message import LOCAL_HOST, Message, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
+from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.records import require_storable
 from message_store.intake.stored_again import kept_properties
 from message_store.interface.delay_store import (
@@ -141,6 +142,7 @@ class MemoryStore(ClosedOnExit):
 
     ``promise`` is what it promises for a due time (to the millisecond, if not told otherwise),
     ``levels`` what ``AtLevel`` means, ``clock`` stamps what it stores.
+    ``start_deliver_time_alias`` lets ``put`` take __STARTDELIVERTIME for a due time.
 
     >>> from message_store.base.clock import ManualClock
     >>> with MemoryStore(ManualClock(1_000)) as store:
@@ -155,11 +157,13 @@ class MemoryStore(ClosedOnExit):
         *,
         promise: PromiseRule = exact,
         levels: DelayLevels | None = None,
+        start_deliver_time_alias: bool = False,
     ) -> None:
         self.clock = clock or SystemClock()
         self.levels = levels or DelayLevels.parse()
         self.companions = Companions()
         self._promise = promise
+        self._alias = start_deliver_time_alias
         self._waiting = SortedKeyList(key=lambda entry: entry.turn)
         self._entries: dict[RecallHandle, list[_Entry]] = defaultdict(list)
         self._topics = MemoryTopics()
@@ -189,20 +193,39 @@ class MemoryStore(ClosedOnExit):
 
     def schedule_batch(self, batch: "MessageBatch", due_ms: "Int64s") -> BatchReceipt:
         """Keep many messages, or none when one of them cannot be kept."""
+        with self._open():
+            return self._keep_batch(batch, due_ms, self.clock.now_ms())
+
+    def put(self, message: Message) -> Receipt:
+        """Keep a message for the time that its properties ask for."""
+        with self._open():
+            now_ms = self.clock.now_ms()
+            asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
+            return self.schedule(asked.message, asked.due)
+
+    def put_batch(self, batch: "MessageBatch") -> BatchReceipt:
+        """The same for many messages, all or none."""
+        from message_store.intake.asked_batch import asked_by_batch
+
+        with self._open():
+            now_ms = self.clock.now_ms()
+            asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
+            return self._keep_batch(asked.batch, asked.due_ms, now_ms)
+
+    def _keep_batch(self, batch: "MessageBatch", due_ms: "Int64s", now_ms: int) -> BatchReceipt:
         from message_store.columns.byte_column import ByteColumn, int64s
         from message_store.intake.batch import draft_batch
 
-        with self._open():
-            now_ms, offset = self.clock.now_ms(), self._log_end
-            levels = int64s([1] * len(batch))
-            checked = draft_batch(batch, system_topic=names.LEVEL_TOPIC, delay_levels=levels)
-            entries = []
-            for row, due, key in zip(range(len(batch)), due_ms, checked.unique_keys, strict=True):
-                message = attrs.evolve(batch.message(row), unique_key=key.decode())
-                entry = self._entry(message, int(due), now_ms, offset)
-                entries.append(entry)
-                offset += entry.size_bytes
-            self._place(entries)
+        offset = self._log_end
+        levels = int64s([1] * len(batch))
+        checked = draft_batch(batch, system_topic=names.LEVEL_TOPIC, delay_levels=levels)
+        entries = []
+        for row, due, key in zip(range(len(batch)), due_ms, checked.unique_keys, strict=True):
+            message = attrs.evolve(batch.message(row), unique_key=key.decode())
+            entry = self._entry(message, int(due), now_ms, offset)
+            entries.append(entry)
+            offset += entry.size_bytes
+        self._place(entries)
         receipts = [entry.receipt for entry in entries]
         return BatchReceipt(
             unique_keys=ByteColumn.of(receipt.unique_key for receipt in receipts),

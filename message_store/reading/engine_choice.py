@@ -17,12 +17,14 @@ from message_store.format.properties import LEVEL_TOPIC, TIME_INDEX_TOPIC
 EngineName = Literal["levels", "wheel", "hierarchy", "time-index"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
-_NAMED = {
+NAMED_ENGINES: dict[EngineName, str] = {
     "levels": "the levels",
     "wheel": "a wheel",
     "hierarchy": "a hierarchical wheel",
     "time-index": "a time index",
 }
+"""The engines as a sentence names them."""
+
 _TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
 DELAY_OFFSETS_NAME = "delayOffset.json"
@@ -83,7 +85,7 @@ def require_engine(store: StoreRoot, engine: EngineName) -> None:
     if engines and engine not in engines and not any(takes_over(engine, each) for each in engines):
         present = engines[0]  # of two engines, one is the asked one or is taken over by it
         raise OptionsError(
-            f"{store.path}: is a store of {_NAMED[present]}; nothing was ever put into its"
+            f"{store.path}: is a store of {NAMED_ENGINES[present]}; nothing was ever put into its"
             f" {engine}: leave --engine away, or use another directory"
             f"{_TO_A_WHEEL.get(present, '')}"
         )
@@ -98,6 +100,8 @@ def choose_engine(
     empty, and for queues in RocksDB. Raises OptionsError where nothing or two engines lie in it and
     none was asked for.
     """
+    if asked is not None and asked not in ENGINE_NAMES:
+        raise OptionsError(f"{asked!r} is no engine; these are: {', '.join(ENGINE_NAMES)}")
     is_new = may_be_new and _is_new(store.path)
     if not is_new:
         store.require_readable()
@@ -107,7 +111,7 @@ def choose_engine(
     engines = () if is_new else engines_in(store)
     if len(engines) == 1:
         return engines[0]
-    both = " and ".join(_NAMED[each] for each in engines)
+    both = " and ".join(NAMED_ENGINES[each] for each in engines)
     what = f"both {both}" if engines else "neither levels nor a wheel yet"
     raise OptionsError(
         f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy,"

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings about log, queues and retention of an open store; engines add their own."""
+"""The findings about log, queues and retention of an open store; engines add their own. Warns of
+messages in other engines.
+"""
 
+import warnings
 from collections.abc import Iterator
 
+from message_store.base.errors import OtherEngineWarning
 from message_store.base.printable import counted
+from message_store.format.properties import LEVEL_TOPIC, TIME_INDEX_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.writing.store import LiveStore
 
@@ -85,3 +90,25 @@ def log_finding(log_bytes: int) -> Finding:
         "what was stored there is lost",
         "find out what was removed, and restore a backup if there is one",
     )
+
+
+_ENGINE_OF_TOPIC = {
+    LEVEL_TOPIC: "the levels",
+    TIMER_TOPIC: "a wheel",
+    TIME_INDEX_TOPIC: "a time index",
+}
+
+
+def warn_of_other_engines(live: LiveStore, own: str) -> None:
+    """Issue an OtherEngineWarning where nothing was ever put into ``own``, the topic of the engine
+    that opens a store, and another engine's has messages, which it leaves alone.
+    """
+    used = [topic for topic in _ENGINE_OF_TOPIC if live.queues.has_entries(topic)]
+    if used and own not in used:
+        named = " and ".join(_ENGINE_OF_TOPIC[topic] for topic in used)
+        warnings.warn(
+            f"{live.root.path}: messages may wait in {named}, and this engine leaves them there;"
+            " `delaywheel pending` lists them, `delaywheel inspect` says whose they are",
+            OtherEngineWarning,
+            stacklevel=4,
+        )

@@ -102,6 +102,10 @@ class QueueSet:
         """The queues of a topic, in order of queue id."""
         return tuple(self._by_topic.get(topic, ()))
 
+    def has_entries(self, topic: str) -> bool:
+        """Whether a queue of a topic leads to any record."""
+        return any(queue.max_offset > queue.min_offset for queue in self.of_topic(topic))
+
     def first_record(self, topics: Collection[str], log_end: int) -> int:
         """Where in the log the first record of these topics' queues is; ``log_end`` if none."""
         queues = (queue for (name, _), queue in self._queues.items() if name in topics)

@@ -58,7 +58,8 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "reconsume_times": _WHOLE,
 }
 """The columns of a message, and as which of Spark's types each is taken."""
-_REQUIRED = ("topic", "body", "due_ms")
+_REQUIRED = ("topic", "body")
+_SAYS_WHEN = ("due_ms", "properties")
 _PASSED_OVER = ("level", "store_ms", "size_bytes", "commit_log_offset", "retry", "problem")
 """Columns of readers about a message's old record; a new store gives it another one."""
 
@@ -191,13 +192,14 @@ class WheelDataSource(_PendingSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A writer of a new store, once the target and the columns are looked at."""
-        from migrate.spark.options import path_of, write_options
+        from migrate.spark.options import path_of, takes_start_deliver_time, write_options
         from migrate.table.wheel_commit import begin_write
         from migrate.table.wheel_staging import WriteRun
 
         _require_columns(schema)
         now_ms, settings = write_options(self.options)
-        run = WriteRun(path_of(self.options), secrets.token_hex(8), now_ms, settings)
+        alias = takes_start_deliver_time(self.options)
+        run = WriteRun(path_of(self.options), secrets.token_hex(8), now_ms, settings, alias)
         begin_write(run, overwrite=overwrite)
         return WheelWriter(run, overwrite)
 
@@ -244,6 +246,11 @@ def _require_columns(schema: StructType) -> None:
     """Raise OptionsError for a table that is not one of messages."""
     if missing := [name for name in _REQUIRED if name not in schema.names]:
         raise OptionsError(f"a table of messages has a column {missing[0]}; this one has none")
+    if not any(name in schema.names for name in _SAYS_WHEN):
+        raise OptionsError(
+            "a table of messages has a column due_ms, or properties that say when; this one has"
+            " none"
+        )
     for field in schema.fields:
         if field.name in _PASSED_OVER:
             continue

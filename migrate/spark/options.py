@@ -32,7 +32,8 @@ _BROKERS = (
 )
 """Settings of a broker that a store's files depend on; also options, under the same names."""
 _WRITE = frozenset(
-    {"now", "precisionms", "brokerconf", "topictype", *(name.lower() for name in _BROKERS)}
+    {"now", "precisionms", "brokerconf", "topictype", "startdelivertime"}
+    | {name.lower() for name in _BROKERS}
 )
 _TRUTHS = {"true": True, "false": False}
 
@@ -74,6 +75,11 @@ def write_options(options: Options) -> tuple[int, TargetSettings]:
         raise OptionsError(f"topicType is {', '.join(TOPIC_TYPES)}, not {topic_type!r}")
     settings = TargetSettings.from_conf(conf, _number(values, "precisionms"))
     return now_ms, attrs.evolve(settings, topic_type=topic_type)
+
+
+def takes_start_deliver_time(options: Options) -> bool:
+    """Whether __STARTDELIVERTIME is a due time where a row has no other. Raises OptionsError."""
+    return _truth(_known(options, _WRITE), "startdelivertime")
 
 
 def path_of(options: Options) -> Path:

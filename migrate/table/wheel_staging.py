@@ -21,6 +21,7 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import string_hash
 from message_store.format.message_rules import MAX_MESSAGE_BYTES
 from message_store.format.properties import TIMER_TOPIC
@@ -31,6 +32,7 @@ from message_store.format.record_layout import (
     SYS_COMPRESSED,
     SYS_TRANSACTION_MASK,
 )
+from message_store.intake.asked_batch import AskedBatch, asked_by_batch
 from message_store.intake.batch import draft_batch
 from message_store.intake.records import RecordForm
 from message_store.kernels.crc import crc32_from
@@ -56,6 +58,7 @@ class WriteRun:
     name: str
     now_ms: int
     settings: TargetSettings
+    start_deliver_time_alias: bool = False
 
     @property
     def staging(self) -> Staging:
@@ -126,19 +129,21 @@ def _records(
     """
     settings = run.settings
     _require_values(batch)
-    due_ms = int64s(batch.column("due_ms").cast(pa.int64()))
+    asked = _asked(run, batch)
+    due_ms = asked.due_ms
     wrong = np.flatnonzero((due_ms < OUT_MS_MIN + settings.precision_ms) | (due_ms >= OUT_MS_END))
     if len(wrong):
         raise BadFieldError(
             f"row {wrong[0]}: no due time; expected epoch milliseconds",
             found=int(due_ms[wrong[0]]),
         )
-    messages = _messages(batch)
+    messages = asked.batch
     draft = draft_batch(
         messages,
         system_topic=TIMER_TOPIC,
         out_ms=out_ms(due_ms, settings.precision_ms),
         form=RecordForm(max_message_bytes=settings.max_message_bytes or MAX_MESSAGE_BYTES),
+        keeps_times=bool(asked.asks.any()),
     )
     longest = settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES
     if len(draft) and draft.sizes.max() > longest:
@@ -158,10 +163,33 @@ def _records(
 
 
 def _require_values(batch: pa.RecordBatch) -> None:
-    for name in ("topic", "body", "due_ms"):
+    for name in ("topic", "body"):
         if batch.column(name).null_count:
             row = pc.index(batch.column(name).is_null(), True).as_py()
             raise BadFieldError(f"row {row}: no {name}")
+
+
+def _asked(run: WriteRun, batch: pa.RecordBatch) -> AskedBatch:
+    """The messages and their due times; those without one say it by their properties, as to a
+    broker. Raises BadFieldError for a row that says it in both ways or in none.
+    """
+    messages, count = _messages(batch), batch.num_rows
+    column = batch.column("due_ms") if "due_ms" in batch.schema.names else pa.nulls(count)
+    due_ms = int64s(pc.fill_null(column.cast(pa.int64()), 0))
+    is_given = column.is_valid().to_numpy(zero_copy_only=False)
+    if is_given.all():
+        return AskedBatch(messages, due_ms, np.zeros(count, np.bool_))
+    asked = asked_by_batch(
+        messages,
+        run.now_ms,
+        DelayLevels.parse(),
+        start_deliver_time_alias=run.start_deliver_time_alias,
+        keeps_times=True,
+    )
+    for row in np.flatnonzero(is_given == asked.asks)[:1].tolist():
+        both = "due_ms, and a property that says when: give one of them"
+        raise BadFieldError(f"row {row}: {both if is_given[row] else 'no due_ms'}")
+    return attrs.evolve(asked, due_ms=np.where(is_given, due_ms, asked.due_ms))
 
 
 def _messages(batch: pa.RecordBatch) -> MessageBatch:

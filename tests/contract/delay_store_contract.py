@@ -38,6 +38,7 @@ from message_store import (
 )
 from message_store.base.errors import BadFieldError, StoreClosedError, UnsupportedDelayError
 from message_store.format.recall_handle import RecallHandle
+from tests.contract.asked_contract import AskedContract
 
 START_MS = 1_793_000_000_000
 """When every test begins: a whole second, so that a wheel's slot begins here too."""
@@ -75,6 +76,8 @@ EVERY_CALL: dict[str, Callable[[DelayStore], object]] = {
     "schedule_batch": lambda store: store.schedule_batch(
         MessageBatch.of([message(2)]), np.ones(1, np.int64)
     ),
+    "put": lambda store: store.put(message(2)),
+    "put_batch": lambda store: store.put_batch(MessageBatch.of([message(2)])),
     "advance": lambda store: store.advance(START_MS),
     "next_due_ms": lambda store: store.next_due_ms(),
     "pending": lambda store: list(store.pending()),
@@ -85,7 +88,7 @@ EVERY_CALL: dict[str, Callable[[DelayStore], object]] = {
 }
 
 
-class DelayStoreContract:
+class DelayStoreContract(AskedContract):
     """Every obligation that holds for a store from its opening to its closing."""
 
     levels = DelayLevels.parse()

@@ -12,6 +12,8 @@ A_MARKER_TAKES_LATER_MESSAGES_TOO = (
     "test_a_cancelled_message_can_be_scheduled_again_for_the_same_time",
     "test_a_cancelled_key_says_nothing_of_a_later_message",
     "test_a_handle_takes_all_that_share_it_however_they_were_scheduled",
+    "test_a_receipt_takes_back_its_own_message_and_no_other",
+    "test_a_receipt_of_what_was_due_when_stored_takes_back_that_alone",
 )
 """A broker's delete marker says no order, and no topic."""
 

@@ -18,13 +18,14 @@ from timer_wheel.format.metrics import TIMER_METRICS_NAME
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import due_times
 from timer_wheel.format.wheel_file import snapshots
-from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.hierarchy.recall_marks import are_slot_ends
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers
 from timer_wheel.wheel.opening import refuse_before_recovery as refuse_before_recovery
 from timer_wheel.wheel.recall_search import find_markers
+from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.unit_repair import with_right_flags
 
 
@@ -50,7 +51,7 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
     """
     if not _has_wheel(store):
         return OnWheel(np.empty(0, np.int64), default_ms, 0, waits_for_slot_ends=False)
-    timers, _ = open_timers(store, None, {"max_delay_ms": None})
+    timers, _ = open_timers(store, None, WheelSettings(precision_ms=DEFAULT_PRECISION_MS))
     try:
         rest = timers.unplaced(EVERYTHING)
         rest_rows = rest.rows.rows(rest.facts.is_fine)

@@ -7,9 +7,6 @@ marker by slot and would cancel its target's neighbours. The index counts until 
 disk, and so long brokers are kept from starting: whoever is stopped before begins again.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from message_store.base.errors import UnsupportedStoreError
@@ -17,7 +14,11 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import EXACT_MS, OlderSlots
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
-from timer_wheel.hierarchy.opening import open_index, surely_waits_for_slot_ends
+from timer_wheel.hierarchy.opening import (
+    HierarchySettings,
+    open_index,
+    surely_waits_for_slot_ends,
+)
 from timer_wheel.hierarchy.taken_over import forget_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.reading.ownership import index_path, read_active, release
@@ -27,7 +28,7 @@ from timer_wheel.wheel.settings import WheelSettings
 
 
 def hand_over(
-    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+    store: LiveStore, precision_ms: int | None, wheel: WheelSettings
 ) -> tuple[LiveTimers, WheelSettings]:
     """The wheel of a store that was a hierarchical wheel's, and its settings.
 
@@ -58,7 +59,7 @@ def hand_over(
 
 def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s, OlderSlots]:
     """The asked width of slots, the commit log offsets of pending records, and the older slots."""
-    index, _ = open_index(store, None, {})
+    index, _ = open_index(store, None, HierarchySettings())
     try:
         slot_ms = index.slot_precision_ms
         is_refused = _is_early(precision_ms, slot_ms) and index.waits_for_slot_ends()

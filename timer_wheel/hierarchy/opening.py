@@ -7,10 +7,8 @@ If the store was a wheel's, the rebuild begins with what that had settled. Other
 from the index's end.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -18,6 +16,7 @@ import numpy as np
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.columns.byte_column import int64s
 from message_store.format.properties import TIMER_TOPIC
+from message_store.interface.promise_rules import BEYOND_MAX, BeyondMax, check_max_delay
 from message_store.redelivery.lineage import Names
 from message_store.writing.store import LiveStore
 from timer_wheel.format.index_layouts import IndexState, Newest
@@ -53,6 +52,9 @@ from timer_wheel.reading.ownership import (
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import are_of_cancel, without_target
 
+DEFAULT_MAX_DELAY_MS = 40 * DAY_MS
+"""The longest delay that the manual of RocketMQ 5.0 lets one ask for."""
+
 
 @attrs.frozen(kw_only=True)
 class HierarchySettings:
@@ -67,15 +69,15 @@ class HierarchySettings:
     precision_ms: int = attrs.field(
         default=TO_THE_MILLISECOND, validator=attrs.validators.in_(HIERARCHY_PRECISIONS_MS)
     )
-    max_delay_ms: int | None = 40 * DAY_MS
-    beyond_max: Literal["refuse", "deliver"] = attrs.field(
-        default="refuse", validator=attrs.validators.in_(("refuse", "deliver"))
+    max_delay_ms: int | None = attrs.field(default=DEFAULT_MAX_DELAY_MS, validator=check_max_delay)
+    beyond_max: BeyondMax = attrs.field(
+        default="refuse", validator=attrs.validators.in_(BEYOND_MAX)
     )
     start_deliver_time_alias: bool = False
 
 
 def open_index(
-    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+    store: LiveStore, precision_ms: int | None, wheel: HierarchySettings
 ) -> tuple[TimerIndex, HierarchySettings]:
     """The index of a store whose log and queues are whole, and its settings.
 
@@ -88,11 +90,11 @@ def open_index(
 
 
 def _open_index(
-    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+    store: LiveStore, precision_ms: int | None, wheel: HierarchySettings
 ) -> tuple[TimerIndex, HierarchySettings]:
     active = read_active(store.root)
     known_ms = TO_THE_MILLISECOND if active is None else active.precision_ms
-    settings = HierarchySettings(precision_ms=precision_ms or known_ms, **wheel)
+    settings = attrs.evolve(wheel, precision_ms=precision_ms or known_ms)
     if active is None:
         return _taken_over(store, settings), settings
     is_other_width = _slot_ms(active, settings) != active.slot_precision_ms

@@ -3,7 +3,8 @@
 
 A marker counts until the time of its target has passed, and while any pending message may be its
 target. If a clock is behind the hand, such a message is behind the hand too. A marker's key stands
-for out time, topic and unique key: it cancels the messages of one handle and no others.
+for out time, topic and unique key. It cancels the messages of one handle and no others, or the one
+message of a receipt.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.waiting_rows import by_slot, marker_times, no_rows, together
 from timer_wheel.timers.lost_messages import LostMessage
-from timer_wheel.timers.recall import RecallMarks, marker_offsets, why_damaged
+from timer_wheel.timers.recall import RecallMarks, why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 
 
@@ -40,10 +41,7 @@ class HierarchyMarks(RecallMarks):
         self._unwritten += len(rows)
 
     def _remember(self, rows: Rows, facts: TimerFacts) -> None:
-        places = marker_offsets(int64s(rows["commit_log_offset"]), facts).tolist()
-        times = rows["due_ms"].tolist()
-        for key, until_ms, place in zip(facts.recall_keys(), times, places, strict=True):
-            self.remember(key, until_ms, place)
+        self._remember_all(int64s(rows["commit_log_offset"]), facts, rows["due_ms"].tolist())
 
     def load(self, db: IndexDb, log: LiveLog, from_ms: int) -> list[LostMessage]:
         """Remember the markers of a database that count at a time, or later; returns those that are

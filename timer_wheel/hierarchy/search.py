@@ -78,7 +78,8 @@ class Entry:
             return is_it
         if self.is_marker:
             place = marker_offsets(self.commit_log_offset, self.facts)
-            return is_it and int(place[0]) > first_offset
+            is_for_it = int(self.facts.cancels[0]) in (-1, first_offset)
+            return is_it and is_for_it and int(place[0]) > first_offset
         return is_it and self.first_offset in (-1, first_offset)
 
 
@@ -141,8 +142,14 @@ class Named:
             over = [each for each in known if not waits(index, each)]
             named = [each for each in over if each.is_named_by(handle, first_offset, _ANY_MS)]
         live = [each for each in known if not each.is_taken(index.marks) and waits(index, each)]
+        is_receipt = first_offset is not None
         targets = {
-            each.recall_key: Target(each.message, int(each.facts.out_ms[0]), each.recall_key)
+            each.recall_key: Target(
+                each.message,
+                int(each.facts.out_ms[0]),
+                each.recall_key,
+                each.first_offset if is_receipt else -1,
+            )
             for each in live
             if each in named
         }

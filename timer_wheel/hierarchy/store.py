@@ -10,7 +10,6 @@ database is an index over that queue, written in batches when the store is flush
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,13 +22,18 @@ from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.handover.to_hierarchy import refuse_before_recovery
 from timer_wheel.hierarchy.check import check_hierarchy
-from timer_wheel.hierarchy.opening import HierarchySettings, open_index
+from timer_wheel.hierarchy.opening import (
+    DEFAULT_MAX_DELAY_MS,
+    HierarchySettings,
+    open_index,
+)
 from timer_wheel.hierarchy.search import Named, first_due_ms, waiting_in_parts, waiting_with_key
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
@@ -86,9 +90,9 @@ class HierarchicalWheelStore(TimerStore):
     ``settings.precision_ms`` says so. ``levels`` are what ``AtLevel`` means.
 
     Limitations: one thread at a time works, the others wait. A handle names a topic, a time and a
-    key: ``cancel`` takes back all pending messages that share them, also by a receipt. Messages
-    that were due when stored share a time with others of the same tenth of a second. A broker
-    does not start on this store: open it with ``WheelStore`` first, which makes it a broker's.
+    key: ``cancel`` takes back all pending messages that share them. Messages that were due when
+    stored share a time with others of the same tenth of a second. A broker does not start on this
+    store: open it with ``WheelStore`` first, which makes it a broker's.
     """
 
     def __init__(self, store: LiveStore, index: TimerIndex, settings: HierarchySettings) -> None:
@@ -108,17 +112,26 @@ class HierarchicalWheelStore(TimerStore):
         levels: DelayLevels | None = None,
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
-        **wheel: Any,
+        max_delay_ms: int | None = DEFAULT_MAX_DELAY_MS,
+        beyond_max: BeyondMax = "refuse",
+        start_deliver_time_alias: bool = False,
     ) -> "HierarchicalWheelStore":
         """Open the store at ``path``, and make it when nothing is there; one that was a wheel's is
         taken over.
 
-        ``precision_ms`` is the one that the store was made with, or 1, when it is None. ``wheel``
-        takes what ``HierarchySettings`` has. Raises StoreLockedError when somebody has it open,
+        ``precision_ms`` is the one that the store was made with, or 1, when it is None. The last
+        three are those of ``HierarchySettings``. Raises ValueError for a setting that nothing can
+        have, before anything is made. Raises StoreLockedError when somebody has it open,
         SourceError for one that cannot be written to, whose messages were promised for coarser
         slots, or wait in a broker's RocksDB timeline, BadFieldError for ``repeat_after_kill``:
         there is no broker whose way that were.
         """
+        wheel = HierarchySettings(
+            precision_ms=TO_THE_MILLISECOND if precision_ms is None else precision_ms,
+            max_delay_ms=max_delay_ms,
+            beyond_max=beyond_max,
+            start_deliver_time_alias=start_deliver_time_alias,
+        )
         if settings.repeat_after_kill:
             raise BadFieldError(
                 "repeat_after_kill: a hierarchical wheel never repeats", expected=False, found=True

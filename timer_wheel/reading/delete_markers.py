@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recall: which messages the delete markers on a wheel take away.
 
-A marker is itself a timed message, due with its target, and names the target's key. It works in the
+A marker is itself a timed message, due with its target, and names the target's key. One of ours may
+name the first record of its target too, and then takes nothing else here. It works in the
 slot where both lie in the end. A message that rolls ends in the slot of its TIMER_OUT_MS, and so
 does a marker. The marker's text is the plain UNIQ_KEY up to 5.3.1 and from 5.4 on. It is topic +
 ``+`` + UNIQ_KEY in 5.3.2 and 5.3.3, and with 5.4's `appendTopicForTimerDeleteKey`.
@@ -21,6 +22,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX, parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import (
+    CANCELLED_OFFSET,
     TIMER_DELETE_UNIQUE_KEY,
     TIMER_OUT_MS,
     TIMER_ROLL_LABEL,
@@ -82,12 +84,13 @@ def cancelled(
     is_placed = (timers.position >= 0) | timers.is_in_timeline
     is_placed |= timers.slot_time_ms >= floor_ms(now_ms, precision_ms)
     markers = timers.rows(timers.is_marker & is_placed)
-    marks: dict[tuple[int | None, str | None], int] = {}
+    marks: dict[tuple[int | None, str | None], list[StoredMessage]] = {}
     for end_ms, message in _with_end_slots(markers, commit_log, precision_ms):
         if message is not None:
             mark = end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY)
-            place = -1 if marker_problem(message) else first_offset(message)
-            marks[mark] = max(place, marks.get(mark, -1))
+            marks.setdefault(mark, [])
+            if marker_problem(message) is None:
+                marks[mark].append(message)
     if not marks:
         return found
     slots = np.array([end_ms for end_ms, _ in marks if end_ms is not None], np.int64)
@@ -100,9 +103,19 @@ def cancelled(
             if message is None or None in (key, end_ms) or (end_ms, key) not in marks:
                 continue
             is_cancelled[row] = True
-            if _scheduled_at(message) < marks[end_ms, key]:
-                found.recalled_at[row] = marks[end_ms, key]
+            taken_by = [first_offset(each) for each in marks[end_ms, key] if _takes(each, message)]
+            if taken_by:
+                found.recalled_at[row] = max(taken_by)
     return found
+
+
+def _takes(marker: StoredMessage, message: StoredMessage) -> bool:
+    """Whether a marker takes a message of its slot, topic and key: one that was scheduled before
+    it, and the named one if it names one. A message that a broker rolled may be that.
+    """
+    scheduled_at, named = _scheduled_at(message), marker.properties.get(CANCELLED_OFFSET)
+    is_named = named is None or scheduled_at < 0 or named == str(scheduled_at)
+    return is_named and scheduled_at < first_offset(marker)
 
 
 def _scheduled_at(message: StoredMessage) -> int:
@@ -201,8 +214,7 @@ def recalled_pairs(
             continue
         ends_ms = widths.later_ends_ms(end_ms)
         for marker in by_key.get((message.real_topic, message.unique_key), ()):
-            is_behind = _scheduled_at(message) < first_offset(marker)
-            if is_behind and widths.slot_end_ms(marker) in ends_ms:
+            if _takes(marker, message) and widths.slot_end_ms(marker) in ends_ms:
                 yield message, marker
 
 

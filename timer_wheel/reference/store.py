@@ -10,7 +10,6 @@ refuses three times is lost: so brokers do.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -31,7 +30,7 @@ from message_store.writing.findings import queue_findings
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_log import FLAG_DELETE
-from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.reference.files import (
@@ -50,7 +49,7 @@ from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import NamedMessages, TimerStore, made_or_let_go
-from timer_wheel.wheel.settings import WheelSettings
+from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 
 _DEFAULTS = StoreSettings()
 
@@ -127,13 +126,19 @@ class ReferenceWheelStore(TimerStore):
         levels: DelayLevels | None = None,
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
+        precision_ms: int = DEFAULT_PRECISION_MS,
+        max_delay_ms: int | None = DEFAULT_MAX_DELAY_MS,
         rules: WheelSettings | None = None,
-        **wheel: Any,
     ) -> "ReferenceWheelStore":
-        """Open the store at ``path``, and make it when nothing is there. ``wheel`` takes what
-        ``WheelSettings`` has. A precision that is not that of the wheel loses messages, as in a
+        """Open the store at ``path``, and make it when nothing is there. ``rules`` are all settings
+        of a wheel at once. A precision that is not that of the wheel loses messages, as in a
         broker. Raises as ``WheelStore.open``, and UnsupportedStoreError for a hierarchical wheel's.
         """
+        wanted = WheelSettings.of_broker(
+            "5.5.0", precision_ms=precision_ms, max_delay_ms=max_delay_ms
+        )
+        if rules is not None:
+            wanted = rules.in_place_of(wanted)
         root = StoreRoot(Path(path))
         refuse_waiting_timeline(root)
         if read_active(root) is not None:
@@ -141,7 +146,6 @@ class ReferenceWheelStore(TimerStore):
         store = LiveStore.open(
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )
-        wanted = attrs.evolve(rules or WheelSettings.of_broker("5.5.0"), **wheel)
         return made_or_let_go(store, lambda: cls(store, wanted))
 
     # --- time -------------------------------------------------------------------------------------

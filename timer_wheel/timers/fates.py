@@ -71,6 +71,7 @@ def _never_came(log: LiveLog, offsets: Int64s, facts: TimerFacts, asked: Bools) 
     for row in np.flatnonzero(asked).tolist():
         is_alike = markers & (table[ID] == table[ID, row]) & (places > lineages[row])
         is_alike &= facts.topic_hash == facts.topic_hash[row]
+        is_alike &= (facts.cancels < 0) | (facts.cancels == lineages[row])
         found[row] = is_alike.any() and not _was_delivered(log, offsets, lineages, row)
     return found
 

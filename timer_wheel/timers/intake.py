@@ -124,8 +124,8 @@ class TimerIntake(ABC):
         if self._is_limited:
             self._refuse_congestion(out, now_ms)
         by_topic = self._store.dialect.topic_in_delete_key
-        marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
-        queue, extra = self._queue, (names_target,)
+        marker, extra = marker_for(target, topic_in_delete_key=by_topic)
+        queue = self._queue
         cancels = [self._intake.cancel_part(marker, queue, target.out_ms, extra, now_ms)]
         times = due_ms, promised_ms, now_ms
         receipt, offsets = self._intake.store_again(
@@ -136,9 +136,9 @@ class TimerIntake(ABC):
     def recall(self, target: Target, now_ms: int) -> Receipt:
         """Store the delete marker of a message."""
         by_topic = self._store.dialect.topic_in_delete_key
-        marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
+        marker, properties = marker_for(target, topic_in_delete_key=by_topic)
         out = target.out_ms
-        return self._intake.store(marker, self._queue, out, out, now_ms, None, out, (names_target,))
+        return self._intake.store(marker, self._queue, out, out, now_ms, None, out, properties)
 
     @abstractmethod
     def _overdue_out_ms(self, now_ms: int) -> int:
@@ -150,14 +150,24 @@ class TimerIntake(ABC):
 
     # --- many at once -----------------------------------------------------------------------------
 
-    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be kept."""
+    def schedule_batch(
+        self, batch: MessageBatch, due_ms: Int64s, now_ms: int, *, keeps_times: bool = False
+    ) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be kept. ``keeps_times``: their
+        properties may be those that asked for a time.
+        """
         promised_ms, outs = self._promises(due_ms, now_ms)
         if self._is_limited:
             slots, counts = np.unique(outs, return_counts=True)
             for out, count in zip(slots.tolist(), counts.tolist(), strict=True):
                 self._refuse_congestion(out, now_ms, count - 1)
-        records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
+        records = draft_batch(
+            batch,
+            system_topic=TIMER_TOPIC,
+            out_ms=outs,
+            form=self._form,
+            keeps_times=keeps_times,
+        )
         self._intake.require_room(records.sizes)
         offsets = self._append_batch(records, now_ms)
         self._intake.topics.remember_all(batch)

@@ -2,7 +2,8 @@
 """Taking messages back: the delete markers that are waiting, and the messages that they name.
 
 A marker takes away every message of its slot, real topic and unique key that was scheduled before
-it. A broker takes those behind it as well, and from 5.4 on looks at slot and key alone. Whatever
+it. One that a receipt asked for names its message by its first record, and takes no other. A broker
+takes all of them, also those behind it, and from 5.4 on looks at slot and key alone. Whatever
 form the text of a marker has, it counts: that is what whoever recalled wanted. One that a cancel
 made names its own key; if it names another, one of the two is damaged, and it takes nothing.
 """
@@ -16,7 +17,7 @@ from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
-from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY
+from message_store.format.properties import CANCELLED_OFFSET, TIMER_DELETE_UNIQUE_KEY
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
@@ -33,10 +34,27 @@ NO_KEY: RecallKey = (0, 0)
 
 @attrs.frozen
 class _Mark:
-    """The last marker of one recall key: when its slot is, and where its first record was."""
+    """The markers of one recall key: when their slot is, where the first record of the last one was
+    that takes all, and of each that takes one message, by where that one's first record is.
+    """
 
     slot_ms: int
     commit_log_offset: int
+    of_one: dict[int, int] = attrs.field(factory=dict)
+
+    def taken_at(self, first_offset: int) -> int:
+        """Where the marker is that takes the message with this first record; ``LONG_MAX`` for none.
+        A message that a broker rolled does not tell, and may be any of the named.
+        """
+        if first_offset < self.commit_log_offset:
+            return self.commit_log_offset
+        if first_offset < 0 and self.of_one:
+            return max(self.of_one.values())
+        return self.of_one.get(first_offset, LONG_MAX)
+
+    def takes(self, first_offset: int) -> bool:
+        """Whether one of them takes the message with this first record."""
+        return self.taken_at(first_offset) < LONG_MAX
 
 
 class RecallMarks:
@@ -57,25 +75,40 @@ class RecallMarks:
     def add(self, offsets: Int64s, facts: TimerFacts) -> None:
         """Remember markers, whose records are at these offsets of the log."""
         slots = floor_ms(facts.out_ms, facts.precision_ms).tolist()
-        places = marker_offsets(offsets, facts).tolist()
-        for key, slot_ms, place in zip(facts.recall_keys(), slots, places, strict=True):
-            self.remember(key, slot_ms, place)
+        self._remember_all(offsets, facts, slots)
 
-    def remember(self, key: RecallKey, slot_ms: int, commit_log_offset: int) -> None:
-        """Remember one marker, by where its first record is."""
-        known = self._marks.get(key)
+    def _remember_all(self, offsets: Int64s, facts: TimerFacts, times_ms: list[int]) -> None:
+        places, named = marker_offsets(offsets, facts).tolist(), facts.cancels.tolist()
+        for key, time_ms, place, cancels in zip(
+            facts.recall_keys(), times_ms, places, named, strict=True
+        ):
+            self.remember(key, time_ms, place, cancels)
+
+    def remember(
+        self, key: RecallKey, slot_ms: int, commit_log_offset: int, cancels: int = -1
+    ) -> None:
+        """Remember one marker, by where its first record is; ``cancels`` is where the first record
+        of the one message is that it takes, -1 where it takes all.
+        """
         if key == NO_KEY:
             return
-        if known is not None:
-            slot_ms = max(slot_ms, known.slot_ms)
-            commit_log_offset = max(commit_log_offset, known.commit_log_offset)
-        self._marks[key] = _Mark(slot_ms, commit_log_offset)
+        known = self._marks.get(key, _Mark(slot_ms, -1))
+        slot_ms, last = max(slot_ms, known.slot_ms), known.commit_log_offset
+        if cancels < 0:
+            last = max(commit_log_offset, last)
+        else:
+            known.of_one[cancels] = commit_log_offset
+        self._marks[key] = _Mark(slot_ms, last, known.of_one)
         self._first_words = None
 
     def as_of_now(self) -> "RecallMarks":
         """A copy for a listing: markers are forgotten while somebody still reads their targets."""
         kept = RecallMarks()
-        kept._marks, kept._first_words = dict(self._marks), self._first_words
+        kept._marks = {
+            key: attrs.evolve(mark, of_one=dict(mark.of_one)) if mark.of_one else mark
+            for key, mark in self._marks.items()
+        }
+        kept._first_words = self._first_words
         return kept
 
     def forget_before(self, hand_ms: int) -> None:
@@ -87,7 +120,7 @@ class RecallMarks:
     def takes(self, key: RecallKey, first_offset: int) -> bool:
         """Whether a marker takes away the message with this key and first record."""
         mark = self._marks.get(key)
-        return mark is not None and first_offset < mark.commit_log_offset
+        return mark is not None and mark.takes(first_offset)
 
     def take_away(self, offsets: Int64s, facts: TimerFacts) -> Bools:
         """Which of these rows, with records at these offsets of the log, a marker takes away."""
@@ -106,8 +139,8 @@ class RecallMarks:
         for row, key, first in zip(
             may_be.tolist(), chosen.recall_keys(), first_offsets, strict=True
         ):
-            if self.takes(key, first):
-                found[row] = self._marks[key].commit_log_offset
+            if key in self._marks:
+                found[row] = self._marks[key].taken_at(first)
         return found
 
 
@@ -141,15 +174,20 @@ def without_target(
     """The markers, with records at these offsets, that take back nothing of what waits, with first
     records at ``first_offsets``.
     """
-    firsts: dict[RecallKey, int] = {}
+    marks: dict[RecallKey, list[tuple[int, _Mark]]] = {}
+    places, named = marker_offsets(offsets, markers).tolist(), markers.cancels.tolist()
+    for row, key in enumerate(markers.recall_keys()):
+        is_named = named[row] >= 0
+        mark = _Mark(0, -1, {named[row]: places[row]}) if is_named else _Mark(0, places[row])
+        marks.setdefault(key, []).append((row, mark))
+    marks.pop(NO_KEY, None)
+    takes: set[int] = set()
     for key, first_offset in zip(waiting.recall_keys(), first_offsets.tolist(), strict=True):
-        firsts[key] = min(first_offset, firsts.get(key, LONG_MAX))
-    firsts.pop(NO_KEY, None)
-    places = marker_offsets(offsets, markers).tolist()
+        takes.update(row for row, mark in marks.get(key, ()) if mark.takes(first_offset))
     return [
         LostMessage(offset, TAKES_NOTHING)
-        for offset, key, place in zip(offsets.tolist(), markers.recall_keys(), places, strict=True)
-        if firsts.get(key, LONG_MAX) >= place
+        for row, offset in enumerate(offsets.tolist())
+        if row not in takes
     ]
 
 
@@ -174,15 +212,20 @@ def marker_offsets(offsets: Int64s, facts: TimerFacts) -> Int64s:
 
 @attrs.frozen
 class Target:
-    """A message that a handle names: its record, when it is due, and what recalls it."""
+    """A message that a handle names: its record, when it is due, and what recalls it; of one that a
+    receipt names also where its first record is, or -1.
+    """
 
     message: StoredMessage
     out_ms: int
     recall_key: RecallKey
+    first_offset: int = -1
 
 
-def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, tuple[str, str]]:
-    """The delete marker of a message, and the property that says whom it takes away."""
+def marker_for(
+    target: Target, *, topic_in_delete_key: bool
+) -> tuple[Message, tuple[tuple[str, str], ...]]:
+    """The delete marker of a message, and the properties that say whom it takes away."""
     message = target.message
     key = message.unique_key or ""
     text = f"{message.real_topic}+{key}" if topic_in_delete_key else key
@@ -193,4 +236,7 @@ def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, t
         queue_id=real_queue_id(message),
         unique_key=key,
     )
-    return marker, (TIMER_DELETE_UNIQUE_KEY, text)
+    properties = [(TIMER_DELETE_UNIQUE_KEY, text)]
+    if target.first_offset >= 0:
+        properties.append((CANCELLED_OFFSET, str(target.first_offset)))
+    return marker, tuple(properties)

@@ -51,9 +51,9 @@ Int64s = NDArray[np.int64]
 
 (
     STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, PREPARED_OFFSET, KEY_ONE,
-    KEY_TWO, ID, STORED_OUT_MS,
-) = range(12)  # fmt: skip
-FACT_COLUMNS = 12
+    KEY_TWO, ID, STORED_OUT_MS, CANCELS,
+) = range(13)  # fmt: skip
+FACT_COLUMNS = 13
 """What is told of each record."""
 
 MESSAGE, MARKER, ODD_MARKER, MARKER_WITHOUT_KEY = range(4)
@@ -68,6 +68,7 @@ _OUT = np.frombuffer(names.TIMER_OUT_MS.encode(), np.uint8)
 _TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
 _DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
+_CANCELS = np.frombuffer(names.CANCELLED_OFFSET.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
 _PLUS = ord("+")
@@ -78,7 +79,8 @@ ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
 
 _OUT_SPOT, _TOPIC_SPOT, _KEY_SPOT, _DELETE_SPOT, _ROLLS_SPOT, _TAGS_SPOT = 0, 2, 4, 6, 8, 10
-_SPOTS = 12
+_CANCELS_SPOT = 12
+_SPOTS = 14
 
 
 @inline_kernel
@@ -95,12 +97,14 @@ def _spot_of(name: int, length: int) -> int:
         return _DELETE_SPOT
     if length == len(_TAGS) and is_text(name, length, _TAGS):
         return _TAGS_SPOT
+    if length == len(_CANCELS) and is_text(name, length, _CANCELS):
+        return _CANCELS_SPOT
     return -1
 
 
 @inline_kernel
 def _walk(place: int, end: int, spots: int) -> None:
-    """Where six values lie; of equal names the last counts, and an empty one does not."""
+    """Where seven values lie; of equal names the last counts, and an empty one does not."""
     for spot in range(_SPOTS):
         store_native(spots + 8 * spot, 0)
     while place < end:
@@ -258,6 +262,7 @@ def read_timer_records(
         facts[IS_MARKER, row] = _marker_kind(record, spots)
         rolls = plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
+        facts[CANCELS, row] = plain_number(spots[_CANCELS_SPOT], spots[_CANCELS_SPOT + 1])
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
         if usual and len(older_untils):
             first = _first_offset(offsets[row], facts[PREPARED_OFFSET, row], facts[ROLL_TIMES, row])

@@ -18,6 +18,7 @@ from timer_wheel.format.timer_due import promised_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timers.record_kernel import (
     BORN_MS,
+    CANCELS,
     FACT_COLUMNS,
     FINE,
     IS_MARKER,
@@ -133,7 +134,7 @@ class TimerFacts:
     def assumed(cls, rows: TimerRows, precision_ms: int) -> "TimerFacts":
         """Facts of rows that are as their units say, where nothing else matters."""
         table = np.zeros((FACT_COLUMNS, len(rows)), np.int64)
-        table[STATUS] = FINE
+        table[STATUS], table[CANCELS] = FINE, -1
         table[OUT_MS] = table[STORED_OUT_MS] = rows.slot_time_ms
         return cls(table, {}, precision_ms)
 
@@ -196,6 +197,13 @@ class TimerFacts:
         is not what was cancelled.
         """
         return np.asarray(self.table[IS_MARKER] > MARKER)
+
+    @property
+    def cancels(self) -> Int64s:
+        """Where in the log the first record of the one message is that a marker takes away; -1
+        where it takes all of its key.
+        """
+        return np.asarray(self.table[CANCELS])
 
     @property
     def roll_times(self) -> Int64s:

@@ -12,7 +12,10 @@ from message_store.base.errors import SharedKeyError, SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
+from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.asked import asked_by
+from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
@@ -24,13 +27,14 @@ from message_store.interface.delay_store import (
 )
 from message_store.redelivery import lineage
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.store import EngineOnFiles, LiveStore
 from message_store.writing.topics import LiveTopic
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
-from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS, asked_by
+from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS
 
 Made = TypeVar("Made")
 
@@ -88,8 +92,8 @@ class TimerStore(EngineOnFiles, ABC):
                 raise
 
     def put(self, message: Message) -> Receipt:
-        """Store a message for the time that its own properties say, as a broker's clients do:
-        DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, and as they say it.
+        """Store a message for the time that its own properties ask for; one with
+        TIMER_DEL_UNIQKEY is a delete marker.
 
         Raises BadFieldError for a property that cannot be read, UnsupportedDelayError for a delay
         beyond the limit.
@@ -113,6 +117,20 @@ class TimerStore(EngineOnFiles, ABC):
         with self._use(), self._store.all_or_broken():
             self._knows_next_due = False
             return self._intake.schedule_batch(batch, due_ms, self._clock.now_ms())
+
+    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
+        """The same for many messages, all or none; a delete marker is put by itself."""
+        with self._use(), self._store.all_or_broken():
+            now_ms = self._clock.now_ms()
+            asked = asked_by_batch(
+                batch,
+                now_ms,
+                self.levels,
+                start_deliver_time_alias=self._intake.settings.start_deliver_time_alias,
+                keeps_times=True,
+            )
+            self._knows_next_due = False
+            return self._intake.schedule_batch(asked.batch, asked.due_ms, now_ms, keeps_times=True)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -312,10 +330,12 @@ class TimerStore(EngineOnFiles, ABC):
 def made_or_let_go(store: LiveStore, make: Callable[[], Made]) -> Made:
     """What ``make`` makes of an open store; where that fails, the store is let go of."""
     try:
-        return make()
+        made = make()
     except BaseException as error:
         if store.was_clean and isinstance(error, SourceError | ValueError | TypeError):
             store.close()  # refused before anything was changed
         else:
             store.abandon()
         raise
+    warn_of_other_engines(store, TIMER_TOPIC)
+    return made

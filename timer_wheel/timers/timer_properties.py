@@ -1,97 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a message's own properties ask of the wheel, as a broker's hooks read them.
+"""The latest times that a wheel keeps, and what it adds to a record that leaves a slot."""
 
-DELAY above 0 wins and makes it a message of the levels. One that already has TIMER_OUT_MS, as a
-message that was received and is sent again, is not delayed. TIMER_DELAY_SEC counts before
-TIMER_DELAY_MS before TIMER_DELIVER_MS. Brokers ignore __STARTDELIVERTIME, a property of other
-clients; it counts last, and only if that is asked for.
-"""
-
-from collections.abc import Mapping
-
-import attrs
 import numpy as np
 
-from message_store.base.errors import BadFieldError, UnsupportedDelayError
+from message_store.base.errors import UnsupportedDelayError
 from message_store.columns.byte_column import ByteColumn, Int64s
 from message_store.columns.property_column import join_property_columns
 from message_store.format import properties as names
-from message_store.format.java_numbers import parse_long
-from message_store.format.message import Message
-from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Due
-
-START_DELIVER_TIME = "__STARTDELIVERTIME"
-_TIMES = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
-_STEERING = frozenset({*_TIMES, names.DELAY, names.TIMER_OUT_MS, names.TIMER_DELETE_UNIQUE_KEY})
-
-
-@attrs.frozen
-class Asked:
-    """A message without what steers the wheel, when it is due, and the properties that its record
-    keeps of that.
-    """
-
-    message: Message
-    due: Due
-    kept: tuple[tuple[str, str], ...]
-
-
-def asked_by(message: Message, now_ms: int, *, start_deliver_time_alias: bool = False) -> Asked:
-    """What a message asks for; one that asks for nothing is due now.
-
-    Raises BadFieldError for a time that is no number, and for a delete marker whose time is past:
-    it would come too late.
-    """
-    properties = message.properties
-    plain = {name: value for name, value in properties.items() if name not in _STEERING}
-    asked = attrs.evolve(message, properties=plain)
-    level = _number(properties, names.DELAY)
-    if level is not None and level > 0:
-        return Asked(asked, AtLevel(level), ())
-    if names.TIMER_OUT_MS in properties:
-        return Asked(asked, AtMs(now_ms), ())
-    due = _due(properties, start_deliver_time_alias=start_deliver_time_alias)
-    kept = [(name, properties[name]) for name in _TIMES if name in properties]
-    if names.TIMER_DELETE_UNIQUE_KEY in properties:
-        due_ms = _due_ms(due, now_ms)
-        if due_ms <= now_ms:
-            raise BadFieldError("a delete marker for a time that is past", found=due_ms)
-        kept.append((names.TIMER_DELETE_UNIQUE_KEY, properties[names.TIMER_DELETE_UNIQUE_KEY]))
-    return Asked(asked, due or AtMs(now_ms), tuple(kept))
-
-
-def _due(properties: Mapping[str, str], *, start_deliver_time_alias: bool) -> Due | None:
-    seconds = _number(properties, names.TIMER_DELAY_SEC)
-    if seconds is not None:
-        return AfterMs(max(0, seconds * 1000))
-    delay_ms = _number(properties, names.TIMER_DELAY_MS)
-    if delay_ms is not None:
-        return AfterMs(max(0, delay_ms))
-    due_ms = _number(properties, names.TIMER_DELIVER_MS)
-    if due_ms is None and start_deliver_time_alias:
-        due_ms = _number(properties, START_DELIVER_TIME)
-    return None if due_ms is None else AtMs(max(0, due_ms))
-
-
-def _due_ms(due: Due | None, now_ms: int) -> int:
-    match due:
-        case AfterMs(delay_ms):
-            return now_ms + delay_ms
-        case AtMs(due_ms):
-            return due_ms
-        case _:
-            return now_ms
-
-
-def _number(properties: Mapping[str, str], name: str) -> int | None:
-    text = properties.get(name)
-    if text is None:
-        return None
-    try:
-        return parse_long(text)
-    except BadFieldError as error:
-        raise BadFieldError(f"{name} is no whole number", found=repr(text[:64])) from error
-
 
 LATEST_MS = 2**62
 """No due time is as late as this."""

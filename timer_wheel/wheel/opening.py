@@ -15,9 +15,6 @@ cancel its neighbours too. The new units begin a new file, to which nothing lead
 checkpoint says that the log begins there. Then the old files are removed.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import attrs
 import numpy as np
 
@@ -91,11 +88,12 @@ def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
 def open_timers(
     store: LiveStore,
     precision_ms: int | None,
-    wheel: Mapping[str, Any],
+    wheel: WheelSettings,
     *,
     waiting: Int64s | None = None,
 ) -> tuple[LiveTimers, WheelSettings]:
-    """The wheel of a store whose log and queues are whole, and its settings.
+    """The wheel of a store whose log and queues are whole, and its settings: those of ``wheel``,
+    with the precision that is asked for, or with the known one where it is None.
 
     Where there is no wheel yet, ``waiting`` may tell where in the log the records of all are that
     still wait; otherwise the log has to tell. The guard against brokers stays then, until the
@@ -107,7 +105,7 @@ def open_timers(
     files = WheelFiles(
         store.root,
         store.clock,
-        snapshots=bool(wheel.get("snapshots")),
+        snapshots=wheel.snapshots,
         keeps_guard=waiting is not None,
     )
     try:
@@ -123,7 +121,7 @@ def _open(
     log: LiveTimerLog,
     files: WheelFiles,
     precision_ms: int | None,
-    wheel: Mapping[str, Any],
+    wheel: WheelSettings,
     waiting: Int64s | None,
 ) -> tuple[LiveTimers, WheelSettings]:
     own = files.found_own
@@ -143,7 +141,7 @@ def _open(
     if known_ms is None and precision_ms is None:
         _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
-    settings = WheelSettings(precision_ms=asked_ms, **wheel)
+    settings = attrs.evolve(wheel, precision_ms=asked_ms)
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
     if is_in_doubt:
         timers.metrics.forget()

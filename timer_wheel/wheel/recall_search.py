@@ -312,9 +312,11 @@ class Search:
         facts = self._timers.facts(rows, keys=True)
         is_live = self._is_named(rows, facts, self._widths_ms(rows, facts))
         is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
+        first_offsets = facts.first_offsets(rows.commit_log_offset)
         for row in np.flatnonzero(is_live).tolist():
+            first = -1 if self._first_offset is None else int(first_offsets[row])
             record = self._record(rows, row)
-            yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row])
+            yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row], first)
 
     def _record(self, rows: TimerRows, row: int) -> StoredMessage:
         return self._timers.store.log.record(
@@ -339,6 +341,7 @@ class Search:
         if self._first_offset is not None:
             is_it = (first_offsets == self._first_offset) | (first_offsets < 0)
             is_later = marker_offsets(rows.commit_log_offset, facts) > self._first_offset
+            is_later &= (facts.cancels < 0) | (facts.cancels == self._first_offset)
             may_be &= np.where(facts.is_marker, is_later, is_it)
         for row in np.flatnonzero(may_be).tolist():
             properties = self._record(rows, row).properties

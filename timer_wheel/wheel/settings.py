@@ -3,12 +3,13 @@
 ones.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-from message_store.base.errors import UnsupportedStoreError
+from message_store.base.errors import OptionsError, UnsupportedStoreError
 from message_store.format.java_numbers import INT_MAX
+from message_store.interface.promise_rules import BEYOND_MAX, BeyondMax, check_max_delay
 from timer_wheel.format.wheel_math import (
     DAY_MS,
     DEFAULT_PRECISION_MS,
@@ -16,6 +17,9 @@ from timer_wheel.format.wheel_math import (
     PRECISIONS_MS,
     effective_roll_window,
 )
+
+DEFAULT_MAX_DELAY_MS = 3 * DAY_MS
+"""RocketMQ: timerMaxDelaySec (5.5.0)."""
 
 BROKERS = ("5.3.3", "5.4.0", "5.5.0")
 """The versions whose defaults are ours; between them no default of a wheel's settings changed."""
@@ -40,9 +44,9 @@ class WheelSettings:
     roll_window_slots: int = attrs.field(
         default=DEFAULT_ROLL_WINDOW_SLOTS, converter=effective_roll_window
     )
-    max_delay_ms: int | None = 3 * DAY_MS
-    beyond_max: Literal["refuse", "deliver"] = attrs.field(
-        default="refuse", validator=attrs.validators.in_(("refuse", "deliver"))
+    max_delay_ms: int | None = attrs.field(default=DEFAULT_MAX_DELAY_MS, validator=check_max_delay)
+    beyond_max: BeyondMax = attrs.field(
+        default="refuse", validator=attrs.validators.in_(BEYOND_MAX)
     )
     start_deliver_time_alias: bool = False
     congest_num_each_slot: int = INT_MAX
@@ -52,9 +56,18 @@ class WheelSettings:
     )
 
     @classmethod
-    def of_broker(cls, version: str, **set_there: Any) -> "WheelSettings":
-        """The settings of a stock broker, `5.3.3`, `5.4.0` or `5.5.0`, less what ``set_there`` says
-        that its configuration has otherwise: the one name for "as a broker does it".
+    def of_broker(
+        cls,
+        version: str,
+        *,
+        precision_ms: int = DEFAULT_PRECISION_MS,
+        roll_window_slots: int = DEFAULT_ROLL_WINDOW_SLOTS,
+        max_delay_ms: int | None = DEFAULT_MAX_DELAY_MS,
+        congest_num_each_slot: int = INT_MAX,
+        snapshots: bool = False,
+    ) -> "WheelSettings":
+        """The settings of a stock broker, `5.3.3`, `5.4.0` or `5.5.0`: the one name for "as a
+        broker does it". The others are what its configuration may have otherwise.
 
         Give the store ``StoreSettings(repeat_after_kill=True)`` and the dialect of that version as
         well. Raises UnsupportedStoreError for other versions.
@@ -62,4 +75,21 @@ class WheelSettings:
         if version not in BROKERS:
             known = ", ".join(BROKERS)
             raise UnsupportedStoreError(f"wheels of RocketMQ {version}: known are {known}")
-        return cls(**{"precision_ms": DEFAULT_PRECISION_MS, **set_there})
+        return cls(
+            precision_ms=precision_ms,
+            roll_window_slots=roll_window_slots,
+            max_delay_ms=max_delay_ms,
+            congest_num_each_slot=congest_num_each_slot,
+            snapshots=snapshots,
+        )
+
+    def in_place_of(self, named: "WheelSettings") -> "WheelSettings":
+        """These settings, where an ``open`` was given them and ``named`` ones. Raises OptionsError
+        unless the latter are all defaults: one of the two would be lost.
+        """
+        if named != WheelSettings(precision_ms=named.precision_ms):
+            raise OptionsError(
+                "rules has all settings of a wheel: change them there"
+                " (attrs.evolve), and name none beside it"
+            )
+        return self

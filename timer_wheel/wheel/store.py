@@ -10,9 +10,7 @@ and the other way about (docs/FORMAT.md, timer wheel).
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import attrs
+from typing import Literal
 
 from message_store.base.clock import Clock
 from message_store.base.errors import UnsupportedDelayError
@@ -20,14 +18,17 @@ from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import overdue_out_ms
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
@@ -41,7 +42,7 @@ from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.opening import open_timers, refuse_before_recovery
 from timer_wheel.wheel.recall_search import Search, find_markers
 from timer_wheel.wheel.recovery import forget_dealt_with
-from timer_wheel.wheel.settings import WheelSettings
+from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 from timer_wheel.wheel.turn import Turning
 from timer_wheel.wheel.waiting import next_due_ms, waiting
 
@@ -85,9 +86,9 @@ class WheelStore(TimerStore):
     A message is promised for the end of the slot that holds its time, at most a slot's width later.
     ``levels`` are what ``AtLevel`` means, ``settings`` what was set about the wheel.
 
-    Limitations: one thread at a time works, the others wait. A delete marker names a topic, a slot
-    and a key: ``cancel`` takes back all pending messages that share them, also by a receipt. What
-    was scheduled behind a cancel is delivered, but not by a broker (docs/ENGINES.md).
+    Limitations: one thread at a time works, the others wait. To a broker a delete marker names a
+    slot and a key: it takes all messages that share them, also those that a receipt spared here and
+    those that were scheduled behind the cancel (docs/ENGINES.md).
     """
 
     def __init__(self, store: LiveStore, timers: LiveTimers, settings: WheelSettings) -> None:
@@ -108,21 +109,38 @@ class WheelStore(TimerStore):
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
         rules: WheelSettings | None = None,
-        **wheel: Any,
+        roll_window_slots: int = DEFAULT_ROLL_WINDOW_SLOTS,
+        max_delay_ms: int | None = DEFAULT_MAX_DELAY_MS,
+        beyond_max: BeyondMax = "refuse",
+        start_deliver_time_alias: bool = False,
+        congest_num_each_slot: int = INT_MAX,
+        snapshots: bool = False,
+        on_precision_change: Literal["refuse", "rebuild"] = "refuse",
     ) -> "WheelStore":
         """Open the store at ``path``, and make it when nothing is there; one that was a
         hierarchical wheel's is taken over, and what waits in it comes at the end of its slot, up
         to ``precision_ms`` later than it was promised.
 
-        ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. ``wheel``
-        takes what ``WheelSettings`` has; ``rules`` is all of that at once. Raises StoreLockedError
-        when somebody has it open, SourceError for one that cannot be written to, whose wheel has
-        another precision, or whose messages wait in a broker's RocksDB timeline.
+        ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. The last
+        seven are those of ``WheelSettings``; ``rules`` is all of them at once. Raises ValueError
+        and OptionsError for settings that nothing can have, before anything is made. Raises
+        StoreLockedError when somebody has it open, SourceError for one that cannot be written to,
+        whose wheel has another precision, or whose messages wait in a broker's RocksDB timeline.
         """
-        refuse_waiting_timeline(StoreRoot(Path(path)))
+        wheel = WheelSettings(
+            precision_ms=DEFAULT_PRECISION_MS if precision_ms is None else precision_ms,
+            roll_window_slots=roll_window_slots,
+            max_delay_ms=max_delay_ms,
+            beyond_max=beyond_max,
+            start_deliver_time_alias=start_deliver_time_alias,
+            congest_num_each_slot=congest_num_each_slot,
+            snapshots=snapshots,
+            on_precision_change=on_precision_change,
+        )
         if rules is not None:
-            wheel = attrs.asdict(rules) | wheel
-            precision_ms = wheel.pop("precision_ms") if precision_ms is None else precision_ms
+            wheel = rules.in_place_of(wheel)
+            precision_ms = rules.precision_ms if precision_ms is None else precision_ms
+        refuse_waiting_timeline(StoreRoot(Path(path)))
         store = LiveStore.open(
             path,
             clock=clock,
@@ -204,7 +222,9 @@ class WheelStore(TimerStore):
 
     def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
         if marker_offset is not None:
-            self._recall_marks().remember(target.recall_key, target.out_ms, marker_offset)
+            self._recall_marks().remember(
+                target.recall_key, target.out_ms, marker_offset, target.first_offset
+            )
         self._place_queued()  # after a kill a broker that is late passes over markers in the queue
 
     # --- health and the end -----------------------------------------------------------------------

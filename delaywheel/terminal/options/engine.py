@@ -3,10 +3,12 @@
 broker's settings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+from warnings import catch_warnings, simplefilter
 
 import click
 
@@ -18,15 +20,21 @@ from delaywheel.terminal.options.conversion import (
     all_of,
     given_level_table,
 )
-from delaywheel.terminal.options.types import LEVEL_TABLE
+from delaywheel.terminal.options.types import DURATION, LEVEL_TABLE
 from delaywheel.terminal.verb import loading
 from message_store.base.clock import Clock, ManualClock, SystemClock
-from message_store.base.errors import DelayStoreError, OptionsError, PrecisionError
+from message_store.base.errors import (
+    DelayStoreError,
+    OptionsError,
+    OtherEngineWarning,
+    PrecisionError,
+)
 from message_store.files.small_files import is_ordinary_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.interface.delay_store import DelayStore, Finding
+from message_store.interface.promise_rules import BEYOND_MAX
 from message_store.reading.engine_choice import (
     ENGINE_NAMES,
     EngineName,
@@ -43,10 +51,12 @@ if TYPE_CHECKING:
 
 CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200
+NO_LIMITS: Mapping[str, Any] = MappingProxyType({})
 DEFAULT_SLOT_MS = 1_000
 HOUR_MS = 3_600_000
 TO_THE_MILLISECOND = "1"
 ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "dialect", "now_ms")
+LIMIT_FLAGS = ("max_delay_ms", "beyond_max", "start_deliver_time_alias")
 
 
 class Engine(DelayStore, Protocol):
@@ -98,6 +108,29 @@ engine_options = all_of(
 )
 """The flags of every verb that opens an engine, for ``opened``."""
 
+limit_options = all_of(
+    click.option(
+        "--max-delay",
+        "max_delay_ms",
+        type=DURATION,
+        help="The longest delay. Default: 3d on a wheel, 40d on a hierarchical wheel, the longest"
+        " of the levels, the retention of a time index. RocketMQ 5.0's manual says 24h.",
+    ),
+    click.option(
+        "--beyond-max",
+        type=click.Choice(BEYOND_MAX),
+        help="What becomes of a longer delay: refused, as brokers do (the default), or delivered at"
+        " once, as the manual of RocketMQ 5.0 says.",
+    ),
+    click.option(
+        "--start-deliver-time",
+        "start_deliver_time_alias",
+        is_flag=True,
+        help="Take the property __STARTDELIVERTIME for a due time. Brokers ignore it.",
+    ),
+)
+"""The flags of a verb that stores messages: which due times are taken."""
+
 
 @contextmanager
 def opened(
@@ -108,11 +141,13 @@ def opened(
     now_ms: int | None,
     may_be_new: bool = False,
     broker_name: str | None = None,
+    limits: Mapping[str, Any] = NO_LIMITS,
     **settings: Any,
 ) -> Iterator[tuple[Engine, Clock]]:
     """The engine of a store, and the clock that it goes by; closed at the end of the block.
 
-    ``broker_name`` is what the store is called where no broker's configuration says it.
+    ``broker_name`` is what the store is called where no broker's configuration says it. ``limits``
+    are those of ``LIMIT_FLAGS`` that were given.
     A second engine with messages in the same directory is warned of, because they stay there. So is
     a change of the engine, which may move due times. A new store in
     which nothing could be stored is taken away again.
@@ -126,16 +161,17 @@ def opened(
     how = _settings(chosen, **settings)
     if broker_name is not None and "settings" not in how:
         how["settings"] = StoreSettings(broker_name=broker_name)
-    for other_engine in engines_in(root):
-        if other_engine != chosen and not takes_over(chosen, other_engine):
-            output.warn(
-                f"{path}: pending messages of the {other_engine}, if there are any, are left alone"
-            )
+    how |= {name: value for name, value in limits.items() if value not in (None, False)}
+    with loading(output):
+        from migrate.look.elsewhere import left_alone
+    for sentence in left_alone(root, chosen, SystemClock().now_ms() if now_ms is None else now_ms):
+        output.warn(sentence)
     is_wheel_cut = chosen == "wheel" and _has_cut_wheel(root)
     changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
     with root.new_or_nothing():
-        with loading(output), _precision_told():
+        with loading(output), _precision_told(), catch_warnings():
+            simplefilter("ignore", OtherEngineWarning)  # said already, and how many
             Store = engine_class(chosen)
             store: Engine = Store.open(path, clock=clock, **how)
         with store:

@@ -16,6 +16,7 @@ from delaywheel.terminal.options.message_lines import (
 from delaywheel.terminal.options.types import DURATION, SETTING, TIME, TIME_FORMS
 from message_store.base.durations import DURATION_FORMS
 from message_store.format.message import Message
+from message_store.intake.asked import asks
 
 due_options = all_of(
     click.option("--after", "after_ms", type=DURATION, help=f"Wait so long, {DURATION_FORMS}."),
@@ -37,7 +38,8 @@ message_options = all_of(
         type=SETTING,
         multiple=True,
         metavar="KEY=VALUE",
-        help="A property of your own; can be given several times.",
+        help="A property; can be given several times. DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS and"
+        " TIMER_DELIVER_MS say when, as for a broker, in place of --at, --after and --level.",
     ),
     click.option("--queue-id", type=click.IntRange(min=0), help="Queue of the topic. Default: 0."),
     click.option("--unique-key", help="Unique key. Default: generated."),
@@ -51,16 +53,18 @@ message_options = all_of(
 """The flags of ``schedule`` that say what is stored, and until when."""
 
 
-def requested(*, lines: IO[str] | None, **flags: Any) -> list[Request]:
+def requested(
+    *, lines: IO[str] | None, start_deliver_time_alias: bool, **flags: Any
+) -> list[Request]:
     """What the flags of ``schedule`` ask for: one message, or those of a file."""
     if lines is None:
-        return [_one_request(**flags)]
+        return [_one_request(start_deliver_time_alias=start_deliver_time_alias, **flags)]
     for name, value in flags.items():
         if value not in (None, ()):
             flag = _FLAG_OF.get(name, name.replace("_", "-"))
             raise click.UsageError(f"{LINES} brings the messages; --{flag} does not go with it")
     try:
-        return requests_of(lines)
+        return requests_of(lines, start_deliver_time_alias=start_deliver_time_alias)
     except UnicodeDecodeError as error:
         raise click.BadParameter(f"not UTF-8: {error}", param_hint=LINES) from error
 
@@ -70,6 +74,7 @@ _FLAG_OF = {"after_ms": "after", "at_ms": "at", "properties": "property"}
 
 def _one_request(
     *,
+    start_deliver_time_alias: bool,
     topic: str | None,
     body: str | None,
     body_file: IO[bytes] | None,
@@ -87,7 +92,9 @@ def _one_request(
     if (body is None) == (body_file is None):
         raise click.UsageError("give exactly one of --body and --body-file")
     require_tags(tags, "--tags")
-    due = due_of(at_ms, after_ms, level)
+    names = dict(properties)
+    does_ask = asks(names, start_deliver_time_alias=start_deliver_time_alias)
+    due = due_of(at_ms, after_ms, level, asks=does_ask)
     texts = [topic, body, tags, unique_key, *keys, *(part for pair in properties for part in pair)]
     for text in texts:
         _require_unicode(text or "")
@@ -97,7 +104,7 @@ def _one_request(
             body=body.encode() if body is not None else body_file.read() if body_file else b"",
             tags=tags,
             keys=tuple(key for words in keys for key in words.split()),
-            properties=dict(properties),
+            properties=names,
             queue_id=queue_id or 0,
             unique_key=unique_key,
         )

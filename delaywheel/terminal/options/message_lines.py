@@ -20,6 +20,7 @@ from message_store.base.errors import BadFieldError, DelayLimitError, Unsupporte
 from message_store.base.printable import listed
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import Message, StoredMessage
+from message_store.intake.asked import asked_of_no_wheel, asks
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
 
 LINES = "--lines"
@@ -42,19 +43,30 @@ _FIELD_FORMS = {
 
 @attrs.frozen
 class Request:
-    """A message, when it is wanted, and in which line of a file it was asked for, from 1."""
+    """A message, when it is wanted, and in which line of a file it was asked for, from 1. Without a
+    due time its own properties say when.
+    """
 
     message: Message
-    due: Due
+    due: Due | None
     line: int | None = None
 
 
 def due_of(
-    at_ms: int | None, after_ms: int | None, level: int | None, *, names: str = "--{}"
-) -> Due:
-    """The one way in which a due time was given. Raises UsageError for none and for several."""
+    at_ms: int | None,
+    after_ms: int | None,
+    level: int | None,
+    *,
+    names: str = "--{}",
+    asks: bool = False,
+) -> Due | None:
+    """The one way in which a due time was given; None where the properties ask for one instead.
+    Raises UsageError for none and for several.
+    """
     times = {"at": at_ms, "after": after_ms, "level": level}
     flags = [names.format(name) for name, value in times.items() if value is not None]
+    if asks and not flags:
+        return None
     if len(flags) != 1:
         choice = ", ".join(names.format(name) for name in times)
         which = listed(flags) if flags else "none"
@@ -82,10 +94,27 @@ def time_due_ms(due: Due, now_ms: int, levels: DelayLevels) -> int:
             return due_ms
 
 
+def with_due(
+    request: Request, row: int, now_ms: int, start_deliver_time_alias: bool
+) -> tuple[Message, Due]:
+    """The message to schedule and its due time; where its properties ask for one, without these.
+    Raises BadFieldError, which names the row.
+    """
+    if request.due is not None:
+        return request.message, request.due
+    try:
+        asked = asked_of_no_wheel(
+            request.message, now_ms, start_deliver_time_alias=start_deliver_time_alias
+        )
+    except BadFieldError as error:
+        raise error.of_row(row) from None
+    return asked.message, asked.due
+
+
 # --- lines of JSON --------------------------------------------------------------------------------
 
 
-def requests_of(lines: Iterable[str]) -> list[Request]:
+def requests_of(lines: Iterable[str], *, start_deliver_time_alias: bool = False) -> list[Request]:
     """The messages of a file of JSON objects, one a line; empty lines are skipped.
 
     Raises BadParameter for the first line that is no message, so that nothing is stored then.
@@ -94,7 +123,7 @@ def requests_of(lines: Iterable[str]) -> list[Request]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                requests.append(attrs.evolve(_request(json.loads(line)), line=number))
+                requests.append(_request(json.loads(line), number, start_deliver_time_alias))
             except json.JSONDecodeError as error:
                 problem = f"not JSON: {error.msg} at column {error.colno}"
                 raise _bad_line(number, problem) from error
@@ -123,7 +152,7 @@ def naming_lines(requests: Sequence[Request]) -> Iterator[None]:
         row = 0 if len(requests) == 1 else error.row
         problem = str(error).removeprefix(f"row {row}: ")
         if isinstance(error, DelayLimitError):
-            problem += "; a larger timerMaxDelaySec in --broker-conf allows more"
+            problem += "; --max-delay, or timerMaxDelaySec in --broker-conf, allows more"
         line = None if row is None else requests[row].line
         if line is None:
             raise click.UsageError(problem) from error
@@ -134,7 +163,7 @@ def _bad_line(number: int, problem: str) -> click.BadParameter:
     return click.BadParameter(f"line {number}: {problem}", param_hint=LINES)
 
 
-def _request(value: Any) -> Request:
+def _request(value: Any, line: int, start_deliver_time_alias: bool) -> Request:
     if not isinstance(value, dict):
         raise ValueError("a message is a JSON object")
     for name in value:
@@ -146,11 +175,13 @@ def _request(value: Any) -> Request:
         raise ValueError("'topic' is missing")
     at = fields.of("at", (str, int))
     after = fields.of("after", str)
+    properties = _properties(fields.of("properties", dict))
     due = due_of(
         None if at is None else parse_time(str(at)),
         None if after is None else parse_length(after),
         fields.number("level", at_least=1),
         names='"{}"',
+        asks=asks(properties, start_deliver_time_alias=start_deliver_time_alias),
     )
     tags = fields.of("tags", str)
     require_tags(tags, "'tags'")
@@ -159,11 +190,11 @@ def _request(value: Any) -> Request:
         body=_body(fields),
         tags=tags,
         keys=_keys(fields.of("keys", (str, list))),
-        properties=_properties(fields.of("properties", dict)),
+        properties=properties,
         queue_id=fields.number("queue_id", at_least=0) or 0,
         unique_key=fields.of("unique_key", str),
     )
-    return Request(message, due)
+    return Request(message, due, line)
 
 
 @attrs.frozen

@@ -63,12 +63,19 @@ def fleet_warnings(entries: "Sequence[FleetEntry]", clock_ms: int) -> Iterator[s
 
 
 def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
-    """Why stores failed: for bad records the reasons are counted and the first listed."""
+    """Why stores failed, a reason that several share once: for bad records the reasons are counted
+    and the first listed.
+    """
+    failed: dict[tuple[str, int], list[FleetEntry]] = {}
     for entry in entries:
-        if entry.error is None:
-            continue
-        first, *others = map(printable, str(entry.error).splitlines())
-        label = f"{printable(entry.options.target.name)}: "
+        if entry.error is not None:  # each store has bad records of its own
+            own = id(entry) if isinstance(entry.error, BadRecordsError) else 0
+            failed.setdefault((str(entry.error), own), []).append(entry)
+    for (sentence, _), sharing in failed.items():
+        entry = sharing[0]
+        first, *others = map(printable, sentence.splitlines())
+        names = ", ".join(printable(each.options.target.name) for each in sharing)
+        label = f"{names}: "
         yield label + first.removeprefix(label)
         yield from (f"  {line}" for line in others)
         if isinstance(entry.error, BadRecordsError):

@@ -15,9 +15,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delaywheel.terminal.options.conversion import STORE, now_option
-from delaywheel.terminal.options.engine import ENGINE_FLAGS, Engine, engine_options, opened
+from delaywheel.terminal.options.engine import (
+    ENGINE_FLAGS,
+    LIMIT_FLAGS,
+    Engine,
+    engine_options,
+    limit_options,
+    opened,
+)
 from delaywheel.terminal.options.message import message_options, requested
-from delaywheel.terminal.options.message_lines import levels_beyond, naming_lines, time_due_ms
+from delaywheel.terminal.options.message_lines import (
+    levels_beyond,
+    naming_lines,
+    time_due_ms,
+    with_due,
+)
 from delaywheel.terminal.options.types import DURATION, TIME, TIME_FORMS
 from delaywheel.terminal.render.engine import level_lowered_line, nothing_there_line
 from delaywheel.terminal.render.printer import OutputError
@@ -47,6 +59,7 @@ LEAP_MS = 3_600_000
 )
 @click.argument("store", type=STORE)
 @message_options
+@limit_options
 @engine_options
 def schedule(output: "Output", store: Path, **given: Any) -> None:
     """Store a message now that goes into its topic later.
@@ -54,18 +67,23 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
     Prints when it will be delivered, and the handle by which it can be cancelled. A store that does
     not exist is made by the engine that --engine names.
 
+    The properties by which clients ask brokers for a delay do it here too: --property
+    TIMER_DELAY_SEC=90 takes the place of --after 90s.
+
     With --lines, every line is an object such as {"topic": "orders", "body": "cancel 42", "after":
     "90s"}. Its fields are named as the flags are; "body_base64" takes the place of "body" for what
     is no text, and "properties" is an object.
     """
     how = {name: given.pop(name) for name in ENGINE_FLAGS}
-    requests = requested(**given)
-    with opened(output, store, may_be_new=True, **how) as (engine, clock):
+    limits = {name: given.pop(name) for name in LIMIT_FLAGS}
+    alias: bool = limits["start_deliver_time_alias"]
+    requests = requested(start_deliver_time_alias=alias, **given)
+    with opened(output, store, may_be_new=True, limits=limits, **how) as (engine, clock):
         now_ms = clock.now_ms()
         for level in levels_beyond(requests, engine.levels):
             output.warn(level_lowered_line(level, engine.levels))
         with naming_lines(requests):
-            receipts = _scheduled(engine, requests, now_ms)
+            receipts = _scheduled(engine, requests, now_ms, alias)
     try:
         output.scheduled(receipts, now_ms)
     except OutputError as error:  # who tries again would have them twice
@@ -73,16 +91,28 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
         raise OutputError(f"{error}; {stored} all the same") from error
 
 
-def _scheduled(engine: "Engine", requests: "list[Request]", now_ms: int) -> "Sequence[Receipt]":
+def _scheduled(
+    engine: "Engine", requests: "list[Request]", now_ms: int, start_deliver_time_alias: bool
+) -> "Sequence[Receipt]":
     """The receipts of one message, or of many, of which all are stored or none."""
     if len(requests) == 1:
-        return [engine.schedule(requests[0].message, requests[0].due)]
+        [one] = requests
+        return [
+            engine.put(one.message) if one.due is None else engine.schedule(one.message, one.due)
+        ]
     from message_store.columns.byte_column import int64s
     from message_store.columns.message_batch import MessageBatch
 
-    batch = MessageBatch.of(request.message for request in requests)
-    due_ms = [time_due_ms(request.due, now_ms, engine.levels) for request in requests]
-    made = engine.schedule_batch(batch, int64s(due_ms))
+    if all(request.due is None for request in requests):
+        made = engine.put_batch(MessageBatch.of(request.message for request in requests))
+    else:
+        asked = [
+            with_due(request, row, now_ms, start_deliver_time_alias)
+            for row, request in enumerate(requests)
+        ]
+        batch = MessageBatch.of(message for message, _ in asked)
+        due_ms = [time_due_ms(due, now_ms, engine.levels) for _, due in asked]
+        made = engine.schedule_batch(batch, int64s(due_ms))
     return [made.receipt(row) for row in range(len(made))]
 
 

@@ -3,6 +3,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,38 @@ def test_every_import_of_every_module_is_seen() -> None:
             assert wanted <= cache._imported_sources(source), source
             seen += len(wanted)
     assert seen > 1_000
+
+
+@pytest.mark.check
+def test_a_copied_environment_finds_what_the_first_one_compiled(
+    small_project: Path, tmp_path: Path
+) -> None:
+    code = (
+        "from message_store.kernels_of_test import answer;"
+        "print(answer(), sum(answer.stats.cache_hits.values()))"
+    )
+    home = tmp_path / "cache"
+    assert run(code, home=home, path=small_project) == "2 0"
+    copy = shutil.copytree(small_project, tmp_path / "elsewhere" / "copy")
+    assert run(code, home=home, path=copy) == "2 1"
+    assert run(code, home=home, path=small_project) == "2 1"
+    (copy / "message_store" / "constants_of_test.py").write_text("VALUE = 101\n")
+    assert run(code, home=home, path=copy) == "101 0"
+    assert run(code, home=home, path=small_project) == "2 1"
+
+
+@pytest.mark.check
+def test_what_was_compiled_is_known_and_whether_it_is_kept(
+    small_project: Path, tmp_path: Path
+) -> None:
+    code = (
+        "from message_store.kernels_of_test import answer;"
+        "from message_store.kernels.cache import COMPILED;"
+        "print(COMPILED.seconds > 0, COMPILED.is_kept)"
+    )
+    home = tmp_path / "cache"
+    assert run(code, home=home, path=small_project) == "True True"
+    assert run(code, home=home, path=small_project) == "False True"
+    nowhere = f"import tempfile; tempfile.tempdir = {str(tmp_path / 'file')!r}; {code}"
+    (tmp_path / "file").write_text("")
+    assert run(nowhere, home=tmp_path / "file", path=small_project) == "True False"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from migrate.settings import TargetSettings
 from migrate.table import wheel_commit
 from migrate.table.wheel_commit import begin_write, commit_rows, give_up
 from migrate.table.wheel_staging import stage_rows
+from tests.migrate.conversions import SMALL
 from tests.migrate.written_wheels import (
     NOW_MS,
     assert_holds,
@@ -83,6 +85,30 @@ def test_what_a_message_brings_along_from_an_old_store_is_kept(
     assert message.store_timestamp_ms == NOW_MS
 
 
+def test_a_row_without_a_due_time_says_it_by_its_properties(tmp_path: Path) -> None:
+    asks: list[tuple[list[tuple[str, str]], int]] = [
+        ([("DELAY", "3"), ("mine", "own")], 10_000),
+        ([("TIMER_DELAY_SEC", "60")], 60_000),
+        ([("TIMER_DELIVER_MS", str(NOW_MS + 30_000))], 30_000),
+        ([("__STARTDELIVERTIME", str(NOW_MS + 90_000))], 90_000),
+    ]
+    rows: list[dict[str, Any]] = [
+        {"topic": "T", "body": b"b", "due_ms": None, "properties": properties}
+        for properties, _ in asks
+    ]
+    rows.append({"topic": "T", "body": b"b", "due_ms": NOW_MS + 5_000, "properties": []})
+    run = attrs.evolve(run_for(tmp_path / "store"), start_deliver_time_alias=True)
+    begin_write(run, overwrite=False)
+    unnamed = batch_of([{k: v for k, v in rows[0].items() if k != "due_ms"}])
+    commit_rows(run, [stage_rows(run, 0, iter([batch_of(rows), unnamed]))], overwrite=False)
+    assert problems(tmp_path / "store") == []
+    found = read(tmp_path / "store")
+    delays_ms = [*(delay_ms for _, delay_ms in asks), 5_000, 10_000]
+    ends_ms = [-(-(NOW_MS + ms) // SMALL.precision_ms) * SMALL.precision_ms for ms in delays_ms]
+    assert [row["due_ms"] for row in found] == ends_ms
+    assert dict(found[0]["properties"]) == {"mine": "own"}
+
+
 @pytest.mark.parametrize("precision_ms", [100, 200, 500, 1000])
 def test_every_precision(precision_ms: int, tmp_path: Path) -> None:
     settings = TargetSettings(precision_ms=precision_ms, commit_log_file_bytes=1 << 16)
@@ -113,6 +139,7 @@ def test_keys_are_lists_of_any_kind(kind: pa.DataType, tmp_path: Path) -> None:
         ({"topic": None}, "row 2: no topic"),
         ({"body": None}, "row 2: no body"),
         ({"due_ms": None}, "row 2: no due_ms"),
+        ({"due_ms": None, "properties": [("DELAY", "x")]}, "row 2: DELAY is no whole number"),
         ({"keys": ["a", None]}, "row 2: a key that is null"),
         ({"due_ms": 1_700_000_000}, "row 2: no due time"),
         ({"due_ms": 10**13}, "row 2: no due time"),

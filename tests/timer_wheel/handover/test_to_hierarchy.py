@@ -100,7 +100,7 @@ def test_what_was_taken_back_stays_so_in_other_hands(tmp_path: Path, first_is_wh
 def test_a_wheel_takes_nothing_away_beside_what_the_hierarchy_took_back(
     tmp_path: Path, precision_ms: int, apart_ms: int, is_last: bool, then: str
 ) -> None:
-    """Two with one key in one slot: of different times one was cancelled, of equal ones both."""
+    """Two with one key in one slot: of different times a handle cancels one, of equal ones both."""
     clock, path = ManualClock(START_MS), tmp_path / "store"
     twin = Message("orders", b"taken", unique_key="K"), Message("orders", b"stays", unique_key="K")
     due_ms = START_MS // 1000 * 1000 + 9_505
@@ -109,7 +109,7 @@ def test_a_wheel_takes_nothing_away_beside_what_the_hierarchy_took_back(
             store.schedule(message, AtMs(at_ms))
             for message, at_ms in zip(twin, (due_ms, due_ms + apart_ms), strict=True)
         )
-        assert store.cancel(taken) is Cancellation.CANCELLED
+        assert store.cancel(taken.handle) is Cancellation.CANCELLED
         if not is_last:
             store.schedule(Message("orders", b"other"), AtMs(due_ms))
         waits = sorted((p.commit_log_offset, p.unique_key) for p in store.pending())

@@ -87,13 +87,16 @@ class History:
             self._ask(self.chance.choice(self.twins))
 
     def _ask(self, asked: Twin) -> None:
-        answer = self.store.cancel(asked.receipt)
-        self.steps[-1] += f" {asked} {answer}"
+        by_handle = asked.fate is PENDING and self.chance.random() < 0.5
+        answer = self.store.cancel(asked.receipt.handle if by_handle else asked.receipt)
+        self.steps[-1] += f" {asked} {answer}" + " by handle" * by_handle
         self._expect(answer is ANSWERS[asked.fate], f"{answer} of {asked}")
-        if asked.fate is PENDING:
+        if by_handle:
             for twin in self.twins:
                 if twin.fate is PENDING and twin.named == asked.named:
                     twin.fate = CANCELLED
+        elif asked.fate is PENDING:
+            asked.fate = CANCELLED
 
     def _advance(self) -> None:
         now_ms = self.clock.now_ms() + self.chance.choice([0, 0, 500, 5_000, 9 * HOUR_MS])

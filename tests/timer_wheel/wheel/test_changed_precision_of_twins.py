@@ -55,7 +55,7 @@ class Twin:
 
 
 class History:
-    """What was scheduled and taken back, by the rule: a cancel takes what has its topic, key and
+    """What was scheduled and taken back, by the rule: a handle takes what has its topic, key and
     slot, of the width of its day.
     """
 
@@ -76,8 +76,9 @@ class History:
                 self.cancel(store, self.rng.choice(self.twins))
 
     def cancel(self, store: WheelStore, chosen: Twin) -> None:
-        """Take one back, and all that shares its slot."""
-        assert store.cancel(chosen.receipt) is Cancellation.CANCELLED
+        """Take one back by its handle, and all that shares its slot."""
+        how = chosen.receipt if chosen.is_taken else chosen.receipt.handle
+        assert store.cancel(how) is Cancellation.CANCELLED
         if chosen.is_taken:
             return
         for twin in self.twins:
