@@ -110,6 +110,11 @@ def refuse_store(root: StoreRoot) -> None:
         "what is appended to one member alone takes it apart from the others, and a broker without"
         " the group deletes its consume queues; convert into a fresh store",
     )
+    for directory in root.places.elsewhere:
+        raise UnsupportedStoreError(
+            f"{directory}: a part of the store in another place; only a store with all of its parts"
+            " in its root is changed in place. Convert into a fresh store"
+        )
     root.require_log()
     require_whole_log(root)
     for cut in cut_queues_of(root):
