@@ -7,7 +7,7 @@ names. Limitation: the log is read whole from the first message of the queue on.
 
 import numpy as np
 
-from message_store.files.segments import SegmentReader
+from message_store.files.log_row import open_log
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIME_INDEX_TOPIC
@@ -38,7 +38,7 @@ def pending_in_time_index(root: StoreRoot) -> Units:
         named.append(Names.table_of(address, int(walked[1]), base))
         return int(walked[1]), int(walked[2])
 
-    with SegmentReader(root.commit_log) as log:
+    with open_log(root) as log:
         first = int(queue.commit_log_offset[0]) if len(queue) else log.min_offset
         LogWalk(log, known_end=queue.indexed_end).run(max(first, log.min_offset), visit)
     found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a member of a DLedger group keeps its log, and which stores of members are not read.
 
-The log lies in ``dledger-ID/data``. Its files go on where those of ``commitlog/`` end, if the store
-was an ordinary one before (docs/FORMAT.md, dledger log).
+The log lies in ``dledger-ID/data``, unless its broker's configuration says otherwise. Its files go
+on where those of ``commitlog/`` end, if the store was an ordinary one before (docs/FORMAT.md,
+dledger log).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from message_store.base.errors import SourceError, UnsupportedStoreError
-from message_store.files.segments import list_directories, list_segments
+from message_store.files.places import places_of
+from message_store.files.segments import list_directories, list_row
 from message_store.files.small_files import read_piece
 
 MEMBER_PREFIX = "dledger-"
@@ -36,40 +39,40 @@ def member_id(directory: Path) -> str:
     return directory.name.removeprefix(MEMBER_PREFIX)
 
 
-def entries_directory(root: Path) -> Path | None:
-    """The directory with the files of a member's log; None for any other store. Raises as
+def entries_directories(root: Path) -> tuple[Path, ...]:
+    """The directories with the files of a member's log; none for any other store. Raises as
     ``member_directory``.
     """
     member = member_directory(root)
-    return None if member is None else member / "data"
+    return () if member is None else places_of(root).entries or (member / "data",)
 
 
-def readable_entries(root: Path, commit_log: Path) -> Path | None:
+def readable_entries(root: Path, commit_logs: Sequence[Path]) -> tuple[Path, ...]:
     """The same, after a look at what is there.
 
     Raises UnsupportedStoreError where no file of the log is found, SourceError for a link, and
-    where ``commit_log`` has records at offsets of the member's log: a broker was started on the
+    where ``commit_logs`` have records at offsets of the member's log: a broker was started on the
     store without its group, and stored something there. Raises OSError.
     """
     for link in root.glob(f"{MEMBER_PREFIX}*"):
         if link.is_symlink():
             raise SourceError(f"{link}: {NO_LINK}")
-    entries = entries_directory(root)
-    if entries is None:
-        return None
-    files = list_segments(entries)
+    entries = entries_directories(root)
+    if not entries:
+        return ()
+    files = list_row(entries)
     if not files:
         raise UnsupportedStoreError(
-            f"{entries}: no file of the DLedger log is there; take it from a backup, or take"
-            " another member's store. A log in another place (storePathDLedgerCommitLog) is not"
-            " read"
+            f"{entries[0]}: no file of the DLedger log is there; take it from a backup, or take"
+            " another member's store. A log in another place (storePathDLedgerCommitLog) is named"
+            " by --broker-conf or --dledger-log"
         )
-    for each in list_segments(commit_log):
+    for each in list_row(commit_logs):
         if each.start_offset < files[0].start_offset:
             continue
         if any(read_piece(each.path, 0, _HEAD_BYTES)):
             raise SourceError(
-                f"{each.path}: has records at offsets of {entries.parent.name}: a broker was"
+                f"{each.path}: has records at offsets of the DLedger log: a broker was"
                 " started here without enableDLegerCommitLog; take the store from a backup"
             )
     return entries

@@ -9,8 +9,9 @@ import bisect
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
@@ -22,6 +23,7 @@ from message_store.base.errors import (
     TruncatedRecordError,
     reason_of,
 )
+from message_store.base.printable import listed
 from message_store.format.java_numbers import LONG_MAX
 
 NAME_DIGITS = 20
@@ -178,11 +180,49 @@ def _unreadable(path: Path, error: OSError) -> SourceError:
     return SourceError(f"{path}: cannot be read: {reason_of(error)}")
 
 
-def _joined(directory: Path, entries: Path | None) -> tuple[Segment, ...]:
+def list_row(directories: Iterable[Path]) -> tuple[Segment, ...]:
+    """The files of a row in order, whichever of these directories each lies in.
+
+    Raises as ``list_segments``, and SourceError where two directories have a file of one name.
+    """
+    every = (segment for directory in directories for segment in list_segments(directory))
+    segments = sorted(every, key=lambda segment: segment.start_offset)
+    for one, two in pairwise(segments):
+        if one.start_offset == two.start_offset:
+            raise SourceError(
+                f"{two.path}: {one.path} has the same name; one of them is a copy: move it away, or"
+                " name only the directories of this log"
+            )
+    return tuple(segments)
+
+
+def require_whole_row(directories: Sequence[Path]) -> None:
+    """Raise SourceError where a file is missing between those that these directories of a log have,
+    or may be missing in front of them. A broker starts all the same, and skips what lay there.
+    """
+    files = list_row(directories)
+    file_bytes = max((each.length_bytes for each in files), default=0)
+    for one, two in pairwise(files):
+        if two.start_offset - one.start_offset > file_bytes:
+            missing = segment_name(one.start_offset + file_bytes)
+            raise SourceError(
+                f"{listed(map(str, directories))}: there is no {missing}; name the directory that"
+                " has this file of the log, too"
+            )
+    empty = [each for each in directories if not list_segments(each)]
+    if files and files[0].start_offset > 0 and empty:
+        raise SourceError(
+            f"{empty[0]}: has no file of the log, which begins at offset"
+            f" {files[0].start_offset:,} in {files[0].path.parent}; is its disk mounted? If it"
+            " never had any, name only the other directories (--commit-log)"
+        )
+
+
+def _joined(directories: Sequence[Path], entries: Sequence[Path]) -> tuple[Segment, ...]:
     """The files of a log, those of a DLedger log behind the ordinary ones in front of it."""
-    behind = () if entries is None else list_segments(entries)
+    behind = list_row(entries)
     first = behind[0].start_offset if behind else LONG_MAX
-    return (*(each for each in list_segments(directory) if each.start_offset < first), *behind)
+    return (*(each for each in list_row(directories) if each.start_offset < first), *behind)
 
 
 class SegmentReader(ClosedOnExit):
@@ -195,9 +235,10 @@ class SegmentReader(ClosedOnExit):
     meanwhile is an error: a row without it would say that it never was. Use as a context manager,
     or call :meth:`close`.
 
-    ``entries`` is a second directory, of a DLedger log, whose files go on where those of the first
-    end. From ``entries_from`` on each record has the head of an entry in front of it. ``segments``
-    are the files, if they are known.
+    The files of one row may lie in several directories, ``more`` beside the first. ``entries`` are
+    those of a DLedger log, whose files go on where the ordinary ones end. From ``entries_from`` on
+    each record has the head of an entry in front of it. ``segments`` are the files, if they are
+    known.
     """
 
     def __init__(
@@ -206,13 +247,14 @@ class SegmentReader(ClosedOnExit):
         file_bytes: int | None = None,
         segments: tuple[Segment, ...] | None = None,
         *,
-        entries: Path | None = None,
+        more: tuple[Path, ...] = (),
+        entries: tuple[Path, ...] = (),
     ) -> None:
         self.directory = directory
-        self._entries = entries
-        self.segments = _joined(directory, entries) if segments is None else segments
+        self._more, self._entries = more, entries
+        self.segments = _joined((directory, *more), entries) if segments is None else segments
         self.entries_from = next(
-            (each.start_offset for each in self.segments if each.path.parent == entries), LONG_MAX
+            (each.start_offset for each in self.segments if each.path.parent in entries), LONG_MAX
         )
         self._starts = [segment.start_offset for segment in self.segments]
         self.file_bytes = file_bytes or self._guess_file_bytes()
@@ -220,7 +262,9 @@ class SegmentReader(ClosedOnExit):
 
     def again(self) -> "SegmentReader":
         """A reader of its own for a thread, of the files that this one has."""
-        return SegmentReader(self.directory, self.file_bytes, self.segments, entries=self._entries)
+        return SegmentReader(
+            self.directory, self.file_bytes, self.segments, more=self._more, entries=self._entries
+        )
 
     def _guess_file_bytes(self) -> int:
         if len(self.segments) > 1:
@@ -260,16 +304,25 @@ class SegmentReader(ClosedOnExit):
     def grow(self) -> None:
         """Take up the whole files that were added behind the last one meanwhile."""
         while self.segments and self.end_offset == self._starts[-1] + self.file_bytes:
-            path = self.segments[-1].path.with_name(segment_name(self.end_offset))
+            added = self._next_file()
+            if added is None:
+                return
+            self.segments += (added,)
+            self._starts.append(added.start_offset)
+
+    def _next_file(self) -> Segment | None:
+        """The whole file that follows the last one, in whichever directory it was made."""
+        last = self.segments[-1].path.parent
+        row = self._entries if last in self._entries else (last, self.directory, *self._more)
+        for directory in dict.fromkeys(row):
+            path = directory / segment_name(self.end_offset)
             try:
                 facts = path.lstat()
             except OSError:
-                return
-            if not stat.S_ISREG(facts.st_mode) or not facts.st_size == self.file_bytes > 0:
-                return
-            added = Segment(self.end_offset, facts.st_size, path, facts.st_mtime_ns)
-            self.segments += (added,)
-            self._starts.append(added.start_offset)
+                continue
+            if stat.S_ISREG(facts.st_mode) and facts.st_size == self.file_bytes > 0:
+                return Segment(self.end_offset, facts.st_size, path, facts.st_mtime_ns)
+        return None
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Fill ``buffer`` from ``offset`` on, within one file; returns how many bytes were there.

@@ -24,14 +24,25 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.dledger import MEMBER_PREFIX, NO_LINK, entries_directory, readable_entries
+from message_store.files.dledger import (
+    MEMBER_PREFIX,
+    NO_LINK,
+    entries_directories,
+    readable_entries,
+)
+from message_store.files.places import Places, places_of
 from message_store.files.rocksdb_queues import (
     QUEUES,
     queue_database,
     queues_directory,
     require_readable_queues,
 )
-from message_store.files.segments import holds_queues, list_directories, list_segments
+from message_store.files.segments import (
+    holds_queues,
+    list_directories,
+    list_segments,
+    require_whole_row,
+)
 from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -42,6 +53,9 @@ TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
 _OF_AN_OPEN_FILE = -1
 """Linux gives this in place of a process id for a lock of an open file, as ours are."""
+
+
+_NAME_ITS_PLACE = ". A log in another place is named by --broker-conf or --commit-log"
 
 
 def _stores_within(path: Path) -> str:
@@ -68,16 +82,31 @@ class StoreRoot:
     path: Path = attrs.field(converter=Path)
 
     @property
+    def places(self) -> Places:
+        """Where its parts lie that its broker keeps elsewhere."""
+        return places_of(self.path)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The root, and those of its parts that lie elsewhere."""
+        return (self.path, *self.places.elsewhere)
+
+    @property
     def commit_log(self) -> Path:
-        """The log of all records."""
-        return self.path / "commitlog"
+        """The log of all records; the first of its directories, if it has several."""
+        return self.commit_logs[0]
+
+    @property
+    def commit_logs(self) -> tuple[Path, ...]:
+        """All directories of the log: readers need them all, by ``open_log``."""
+        return self.places.commit_logs or (self.path / "commitlog",)
 
     @property
     def consume_queues(self) -> Path:
         """The parent of all consume queues; of those in RocksDB, of a copy (``rocksdb_queues``).
         Raises what ``queues_directory`` does.
         """
-        return queues_directory(self.path)
+        return self.places.consume_queues or queues_directory(self.path)
 
     @property
     def timer_log(self) -> Path:
@@ -174,15 +203,20 @@ class StoreRoot:
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         names = set(os.listdir(self.path))
         require_readable_queues(self.path)
-        entries = readable_entries(self.path, self.commit_log)
-        if "commitlog" not in names and entries is None:
+        entries = readable_entries(self.path, self.commit_logs)
+        elsewhere = self.places.elsewhere
+        if "commitlog" not in names and not entries and not self.places.commit_logs:
             raise SourceError(
                 f"{self.path}: not a store directory: there is no commitlog/ in it"
-                f"{_stores_within(self.path)}"
+                + (_stores_within(self.path) or _NAME_ITS_PLACE)
             )
-        queues = self.path / QUEUES
-        self.require_inside(self.commit_log, queues, self.config, self.timer_log)
-        self._require_no_links(self.commit_log, self.timer_log, *([entries] if entries else []))
+        queues = self.places.consume_queues or self.path / QUEUES
+        logs = (*self.commit_logs, *entries)
+        parts = (*logs, queues, self.config, self.timer_log)
+        self.require_inside(*(each for each in parts if each not in elsewhere))
+        self._require_no_links(*logs, self.timer_log)
+        for row in (self.places.commit_logs, self.places.entries):
+            require_whole_row(row)
         for topic in WAITING_TOPICS:
             self._require_no_links(queues / topic)
             self._require_no_links(queues.with_name("consumequeue_ext") / topic)
@@ -190,8 +224,7 @@ class StoreRoot:
     @property
     def has_lost_log(self) -> bool:
         """Whether there are consume queues, and no file of the log that they lead to."""
-        entries = entries_directory(self.path)
-        logs = [self.commit_log, *([entries] if entries else [])]
+        logs = (*self.commit_logs, *entries_directories(self.path))
         return not any(map(list_segments, logs)) and holds_queues(self.consume_queues)
 
     def require_log(self) -> None:
@@ -203,15 +236,19 @@ class StoreRoot:
             )
 
     def require_inside(self, *paths: Path) -> None:
-        """Raise SourceError when one of these leads out of the store by a link."""
+        """Raise SourceError for a link out of the store, but for one to where a part was named."""
         root = self.path.resolve()
+        linked = [each.resolve() for each in self.places.linked]
         for path in paths:
             try:
                 end = path.resolve()
             except RuntimeError as error:
                 raise SourceError(f"{path}: a link that leads to itself") from error
-            if not end.is_relative_to(root):
-                raise SourceError(f"{path}: leads outside the store, to {end}")
+            if not end.is_relative_to(root) and end not in linked:
+                raise SourceError(
+                    f"{path}: leads outside the store, to {end}; it is followed if --broker-conf or"
+                    " a flag names that directory"
+                )
 
     def _require_no_links(self, *directories: Path) -> None:
         """Raise SourceError for a link below these, which reading would pass over: the messages
@@ -480,6 +517,14 @@ def require_outside(path: Path, *stores: Path) -> None:
     there for its own.
     """
     around = [each for each in path.resolve().parents if os.path.isdir(each / "commitlog")]
-    for store in (*stores, *around):
+    for store in (*(part for each in stores for part in StoreRoot(each).directories), *around):
         if path.resolve().is_relative_to(store.resolve()):
             raise TargetError(f"{path}: lies in the store {store}; choose a place outside")
+
+
+def require_apart(source: StoreRoot, target: Path) -> None:
+    """Raise TargetError for a target in the source, with all of its parts, or around it."""
+    end = target.resolve()
+    for each in (directory.resolve() for directory in source.directories):
+        if each.is_relative_to(end) or end.is_relative_to(each):
+            raise TargetError(f"{target}: must not lie in the source, or around it")

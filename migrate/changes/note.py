@@ -32,7 +32,7 @@ from message_store.files.small_files import (
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect
 from message_store.reading.unfinished_change import BACKUP_PREFIX, DONE, NOTE_NAME, UNDONE
-from migrate.write.owner import file_mode, give_away
+from migrate.write.owner import file_mode, give_away, owned_part
 from migrate.write.staging import target_errors
 
 NOTE_VERSION = 1
@@ -251,7 +251,7 @@ def put_small_file(root: StoreRoot, name: str, content: bytes, *, mode: int) -> 
     """
     path = root.path / name
     replace_file(path, content, mode=mode)
-    give_away([path], like=root.commit_log)
+    give_away([path], like=owned_part(root))
 
 
 def put_offsets(root: StoreRoot, change: Change) -> None:

@@ -5,23 +5,27 @@ A broker that is started on it by mistake then delivers no duplicates. Only the 
 A level moves as a whole or not at all, and only if source and target agree in all of its counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from legacy_levels.backlog.backlog import LevelBacklog, LevelCounts, read_backlog
+from legacy_levels.delay_offsets import DelayOffsets, read_delay_offsets
 from message_store.base.clock import SystemClock
 from message_store.base.errors import (
     FormatError,
     MigrationError,
+    OptionsError,
     PlanError,
     SourceError,
     UncleanStoreError,
 )
-from message_store.base.printable import counted, shell_word
-from message_store.files.dledger import refuse_member
+from message_store.base.printable import counted, listed, shell_word
+from message_store.files.dledger import member_directory, refuse_member
+from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import DONE as CHANGE_DONE
@@ -51,11 +55,13 @@ from migrate.report.marker import (
 )
 from migrate.report.report import LevelReport
 from migrate.report.whole_target import require_whole
+from migrate.source.members import member_state
 from migrate.write.owner import require_owner
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 _COUNTS = ("queued", "pending", "already_delivered", "expired")
 _LISTED_TOUCHES = 5
+_COMPARED_BYTES = 64 << 10
 
 
 class LeftBehindError(MigrationError):
@@ -122,7 +128,7 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     refuse_member(
         root.path,
         "the offsets of one member say nothing to the others, which would deliver what was"
-        " converted once more. Keep all members stopped, and move their stores away",
+        " converted once more. Name all members, with --broker-conf for their dLegerPeers",
     )
     require_pair(source, target)
     conversion = _Conversion.read(target_root, root)
@@ -142,11 +148,139 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
             lock.release()
 
 
+def retire_members(
+    sources: Sequence[Path], target: Path, *, peers: Collection[str], execute: bool = False
+) -> tuple[RetireReport, ...]:
+    """``retire`` for all members of a DLedger group, one of which was converted to ``target``.
+
+    ``peers`` are the ids of all members. Each gets the same offsets: the queues of all are made of
+    one log. Nothing is written unless all of them can be. If a run is stopped, the same one goes on
+    with the members that are left. Raises what ``retire`` does, OptionsError unless the sources are
+    all members of one group, and PlanError for a member with entries that the converted one lacks.
+    """
+    roots, target_root = [StoreRoot(source) for source in sources], StoreRoot(target)
+    for root in roots:
+        root.require_readable()
+    with ExitStack() as held:
+        for root in roots:
+            if execute:
+                require_owner(root)
+                held.callback(root.take_lock().release)
+            else:
+                held.enter_context(root.shared_lock())
+        converted = _converted_member(roots, target, peers)
+        require_pair(converted.path, target)
+        conversion = _Conversion.read(target_root, converted)
+        held.enter_context(target_root.shared_lock())
+        require_whole(target_root, conversion.settings, conversion.in_target)
+        with ExitStack() as telling:
+            for root in roots if execute else ():
+                telling.enter_context(telling_of_half_a_change(root))
+                _finish_begun(root)
+            state = DONE if execute else PLANNED
+            # The converted member is the last: as long as it is not done, nothing seems to be.
+            others = [root for root in roots if root is not converted]
+            plans = [(root, *_plan_other(root, target, conversion, state)) for root in others]
+            report, backlog = _plan(converted, target, conversion, state)
+            plans.append((converted, report, backlog.offsets))
+            if execute:
+                reports = {each[0]: _move_offsets(*each) for each in plans}
+            else:
+                reports = {root: planned for root, planned, _offsets in plans}
+    return tuple(reports[root] for root in roots)
+
+
+def _converted_member(
+    roots: Sequence[StoreRoot], target: Path, peers: Collection[str]
+) -> StoreRoot:
+    """The member that ``target`` was made from, once all are there and none has more than it."""
+    states = {root: member_state(root) for root in roots}
+    found = sorted("" if state is None else state.member for state in states.values())
+    if found != sorted(peers) or any(member_directory(root.path) is None for root in roots):
+        raise OptionsError(
+            f"the group has the members {', '.join(sorted(peers))}, and the stores given are of"
+            f" {', '.join(each or 'none' for each in found)}: all are retired together, or none"
+        )
+    recorded, path = _recorded_source(target)
+    same = [root for root in roots if log_fingerprint(root) == recorded]
+    same.sort(key=lambda root: str(root.path.absolute()) != path)  # copies with their times
+    if not same:
+        raise PlanError(
+            f"{listed(str(root.path) for root in roots)}: none of them is the one that {target} was"
+            " converted from, or a broker was started on it since"
+        )
+    converted = same[0]
+    best = states[converted]
+    for root, state in states.items():
+        assert best is not None
+        assert state is not None
+        if state.rank > best.rank or not _agree(root, converted, state.log_end):
+            raise PlanError(
+                f"{root.path}: ends at {state}, and has entries that {converted.path} lacks, which"
+                f" {target} was converted from; they would be skipped. Nothing was changed"
+            )
+    return converted
+
+
+def _recorded_source(target: Path) -> tuple[list[list[Any]], str]:
+    """The log files that a target was made from, and where the source lay."""
+    marker = read_marker(StoreRoot(target))
+    try:
+        return marker["request"]["source_log"], str(marker["request"]["source"])
+    except (KeyError, TypeError) as error:
+        raise FormatError("not the report of a conversion of one source", path=target) from error
+
+
+def _agree(root: StoreRoot, converted: StoreRoot, end: int) -> bool:
+    """Whether two logs have the same bytes in front of this offset, as of one index and term."""
+    with open_log(root) as one, open_log(converted) as other:
+        segment = one.segment_at(end - 1)
+        if segment is None:
+            return True
+        size_bytes = min(_COMPARED_BYTES, end - segment.start_offset)
+        try:
+            return one.read_at(end - size_bytes, size_bytes) == other.read_at(
+                end - size_bytes, size_bytes
+            )
+        except FormatError:
+            return False
+
+
+def _plan_other(
+    root: StoreRoot, target: Path, conversion: "_Conversion", state: str
+) -> tuple[RetireReport, DelayOffsets]:
+    """What moves in another member: levels of the converted one, from where they are here."""
+    offsets = read_delay_offsets(root.path, conversion.settings.offsets)
+    moving = []
+    for level in conversion.levels.values():
+        stored = offsets.offsets.get(level.level, 0)
+        if _moves_as_a_whole(conversion, level) and stored < level.to_offset:
+            facts = {name: getattr(level, name) for name in _RETIRED}
+            moving.append(RetiredLevel(**{**facts, "from_offset": stored}))
+    report = RetireReport(
+        source=str(root.path),
+        target=str(target),
+        state=state if moving else NOTHING,
+        levels=tuple(moving),
+        stays={},
+    )
+    return report, offsets
+
+
 def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> RetireReport:
+    _finish_begun(root)
+    report, backlog = _plan(root, target, conversion, DONE)
+    return _move_offsets(root, report, backlog.offsets)
+
+
+def _finish_begun(root: StoreRoot) -> None:
     if change := _begun(root):
         put_offsets(root, change)
         change.write(CHANGE_DONE)
-    report, backlog = _plan(root, target, conversion, DONE)
+
+
+def _move_offsets(root: StoreRoot, report: RetireReport, offsets: DelayOffsets) -> RetireReport:
+    """Note the change, then move what the report says."""
     if not report.levels:
         return report
     ends, now_ms = read_ends(root), SystemClock().now_ms()
@@ -156,8 +290,8 @@ def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> Retire
         now_ms=now_ms,
         before=ends,
         after=ends,
-        offsets_after=moved_offsets(backlog.offsets, report.offsets, now_ms),
-        asked={"target": str(target.resolve())},
+        offsets_after=moved_offsets(offsets, report.offsets, now_ms),
+        asked={"target": str(Path(report.target).resolve())},
         report=report.as_json(),
     )
     put_offsets(root, change)
@@ -272,8 +406,10 @@ def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) ->
             f" ({counted(others, 'of its files begins', 'of its files begin')} with other records)"
         )
     old = [before for before, now in pairs if before != now]
+    with open_log(root) as log:
+        paths = {each.path.name: each.path for each in log.segments}
     touches = [
-        f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {shell_word(str(root.commit_log / name))}"
+        f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {shell_word(str(paths[name]))}"
         for name, _size, ns, _first_head in old
     ]
     why = (

@@ -116,6 +116,11 @@ def refuse_store(root: StoreRoot) -> None:
         "what is appended to the log alone leaves a hole there, which no consumer gets past;"
         " convert into a fresh store",
     )
+    for directory in root.places.elsewhere:
+        raise UnsupportedStoreError(
+            f"{directory}: a part of the store in another place; only a store with all of its parts"
+            " in its root is changed in place. Convert into a fresh store"
+        )
     root.require_log()
     require_whole_log(root)
     for cut in cut_queues_of(root):

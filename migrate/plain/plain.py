@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole store of a DLedger member as an ordinary one: all topics, queues and offsets.
+"""The whole store of a DLedger member as an ordinary one: all topics, queues and offsets. So is one
+whose parts lie in several places.
 
 Records get new offsets, because no heads stand between them. Queues keep theirs, so that consumers
 continue where they were. The engine of the levels then does what a broker's recovery does. It also
@@ -31,7 +32,7 @@ from message_store.files.small_files import (
     replace_file,
     sync_directory,
 )
-from message_store.files.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot, require_apart
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import is_filled, is_pre_blank
@@ -39,11 +40,13 @@ from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.plain.moved_records import NOWHERE, MovedRecords, move_records
+from migrate.plain.timers import move_timers
 from migrate.progress import Progress, no_progress
 from migrate.source.condition import require_stopped
 from migrate.source.level_delays import level_table_of
 from migrate.write.large_files import write_sparse
 from migrate.write.staging import clear, sync_tree, take_place, target_errors
+from timer_wheel.reading.timeline import read_timeline, timeline_directory
 
 _FOREVER_MS = 10**15
 _OTHER_QUEUES = ("consumequeue_ext", "batchconsumequeue")
@@ -101,13 +104,13 @@ def _refuse(root: StoreRoot, target: Path, *, after_crash: bool) -> None:
     root.require_log()
     if queue_database(root.path) is not None:
         refuse_queue_database(root.path, "only those of pending messages are read; use `convert`")
-    if member_directory(root.path) is None:
+    if member_directory(root.path) is None and not root.places.elsewhere:
         raise OptionsError(f"{root.path}: is an ordinary store already; copy it with `cp -a`")
     refuse_unfinished_change(root)
     require_stopped(root, after_crash=after_crash)
     refused = [root.path / name for name in _OTHER_QUEUES if holds_queues(root.path / name)]
-    if _holds_entries(root.timer_queue()):
-        refused.append(root.timer_queue())
+    if read_timeline(root) is not None:
+        refused.append(timeline_directory(root))
     for path in refused:
         raise UnsupportedStoreError(
             f"{path}: other files name offsets of the log besides, which are not converted;"
@@ -116,18 +119,7 @@ def _refuse(root: StoreRoot, target: Path, *, after_crash: bool) -> None:
     with target_errors(target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise TargetError(f"{target}: is not empty")
-    ours, theirs = root.path.resolve(), target.resolve()
-    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
-        raise TargetError(f"{target}: must not lie in the source, or around it")
-
-
-def _holds_entries(directory: Path) -> bool:
-    """Whether a queue has an entry in one of its files."""
-    with SegmentReader(directory) as queue:
-        return any(
-            any(queue.read_at(each.start_offset, min(QUEUE_UNIT.size, each.length_bytes)))
-            for each in queue.segments
-        )
+    require_apart(root, target)
 
 
 def _make(
@@ -154,6 +146,7 @@ def _make(
             for topic in list_directories(root.consume_queues)
             for queue in list_directories(topic)
         ]
+        move_timers(root, staged, moved, log.min_offset)
         settings = StoreSettings(
             commit_log_file_bytes=log.file_bytes,
             queue_file_bytes=queue_file_bytes(root, StoreSettings().queue_file_bytes),
@@ -212,5 +205,5 @@ def _copy_small_files(root: StoreRoot, staged: StoreRoot) -> None:
     files = [path for path in (*root.config.iterdir(), root.checkpoint) if is_ordinary_file(path)]
     for path in files:
         content = read_small_file(path)
-        if content is not None and not path.name.startswith(("timercheck", "timermetrics")):
+        if content is not None:
             replace_file(staged.path / path.relative_to(root.path), content, is_durable=False)

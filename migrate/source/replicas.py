@@ -10,6 +10,7 @@ are not recognised.
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
@@ -21,7 +22,7 @@ from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
 from message_store.reading.entries import record_offset
-from migrate.source.members import which_member
+from migrate.source.members import ChosenMember, require_member, which_member
 
 HEAD_BYTES = 64 << 10
 """The bytes of a record that are compared: its head, and usually all of it."""
@@ -94,6 +95,24 @@ def _record(data: bytearray) -> bytes:
     if head["magic"] not in (MAGIC_V1, MAGIC_V2) or head["size_bytes"] <= BLANK_RECORD.size:
         return b""
     return bytes(data[: head["size_bytes"]])
+
+
+def choose_of_group(sources: Sequence[Path]) -> ChosenMember:
+    """The member of a group that it would elect, of all members that are given; none of them may
+    be running meanwhile. Raises OptionsError for stores that are not of one group, and SourceError.
+    """
+    with ExitStack() as held:
+        for root in map(StoreRoot, sources):
+            root.require_readable()
+            held.enter_context(root.shared_lock())
+        chosen = require_member(sources)
+        groups = find_replicas(sources)
+        together = max((len(group.indexes) for group in groups), default=1)
+        if together < len(sources):
+            raise OptionsError(
+                f"{listed(map(str, sources))}: not of one group: they share no file of the log"
+            )
+        return chosen
 
 
 def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:

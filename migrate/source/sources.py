@@ -23,14 +23,13 @@ from message_store.base.errors import (
     MigrationError,
     OptionsError,
     RefusedStoresError,
-    TargetError,
 )
 from message_store.base.printable import counted
 from message_store.files.array_room import new_array, row_blocks
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb_queues import queue_database
 from message_store.files.small_files import is_directory, is_present
-from message_store.files.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot, require_apart
 from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
 from migrate.plan.plan import Corrections
@@ -115,9 +114,7 @@ class ConversionSource:
         self.root.require_readable()
         self.root.require_log()
         require_whole_log(self.root)
-        source, target_end = self.root.path.resolve(), target.resolve()
-        if source.is_relative_to(target_end) or target_end.is_relative_to(source):
-            raise TargetError(f"{target}: must not lie in the source, or around it")
+        require_apart(self.root, target)
 
     def check(self) -> None:
         """Refuse a store that was not stopped, whose own wheel is not empty (unless the options

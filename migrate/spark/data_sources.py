@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from message_store.base.errors import OptionsError
+from message_store.files.places import Places, name_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,8 +91,9 @@ class PendingPartition(InputPartition):
 class PendingReader(DataSourceReader):
     """Reads the pending messages of the levels, or of the wheel, of one store."""
 
-    def __init__(self, path: Path, kind: str, options: "TableOptions") -> None:
+    def __init__(self, path: Path, places: Places, kind: str, options: "TableOptions") -> None:
         self.path = path
+        self.places = places
         self.kind = kind
         self.options = options
         self.conditions: list[Condition] = []
@@ -100,6 +102,7 @@ class PendingReader(DataSourceReader):
         """A run of messages each, in the order of the log."""
         from migrate.table.pending_table import pending_rows
 
+        name_places(self.path, self.places)
         rows = pending_rows(self.path, self.kind, self.options, self.conditions)
         parts = [PendingPartition(part.packed()) for part in rows.ranges()]
         # one at least: what readers are given instead of none differs between versions of Spark
@@ -110,6 +113,7 @@ class PendingReader(DataSourceReader):
         from migrate.table.pending_batches import pending_batches
         from migrate.table.pending_table import PendingRows
 
+        name_places(self.path, self.places)
         rows = PendingRows.unpacked(partition.value)
         yield from pending_batches(self.path, self.kind, rows, self.options, self.conditions)
 
@@ -157,16 +161,16 @@ class _PendingSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader that the options ask for."""
-        from migrate.spark.options import path_of, read_options, wants_pushdown
+        from migrate.spark.options import read_options, source_of, wants_pushdown
 
         options = read_options(self.options)
         if schema != spark_schema(options.schema):
             raise OptionsError("the columns of a store are given; choose from them with select")
         if not wants_pushdown(self.options):
-            return PendingReader(path_of(self.options), self.kind, options)
+            return PendingReader(*source_of(self.options), self.kind, options)
         if not hasattr(DataSourceReader, "pushFilters"):
             raise OptionsError("pushdown needs PySpark 4.1 or newer")
-        return PushdownReader(path_of(self.options), self.kind, options)
+        return PushdownReader(*source_of(self.options), self.kind, options)
 
 
 class LevelsDataSource(_PendingSource):

@@ -19,6 +19,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from message_store.base.errors import DelayStoreError, MigrationError
+from message_store.files.places import named_places, with_places
 from migrate.spark.cluster import attempts_elsewhere, context_of
 from migrate.spark.reasons import reason_of
 
@@ -70,8 +71,9 @@ def run_each(
     order = list(range(len(tasks)))
     if is_shuffled:
         random.Random(_ORDER_SEED).shuffle(order)
+    placed = partial(with_places, named_places(), function)
     try:
-        outcomes = _collected(spark, [(n, _pickled(tasks[n])) for n in order], function, done, name)
+        outcomes = _collected(spark, [(n, _pickled(tasks[n])) for n in order], placed, done, name)
     except _JobError as error:
         reason = reason_of(str(error.__cause__))
         raise MigrationError(f"Spark could not finish {name}: {reason}") from error.__cause__

@@ -11,15 +11,17 @@ import attrs
 
 from message_store.base.clock import SystemClock
 from message_store.base.errors import BadFieldError, OptionsError
+from message_store.files.places import Places
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import parse_long
 from migrate.settings import TOPIC_TYPES, TargetSettings, read_broker_conf
+from migrate.source.places import name_source
 from migrate.table.pending_table import TableOptions
 
 _SPARKS_OWN = frozenset({"path", "paths", "basepath"})
 _READ = frozenset(
     {"offsets", "aftercrash", "precisionms", "leveltable", "now", "includebody"}
-    | {"includeproperties", "pushdown"}
+    | {"includeproperties", "pushdown", "brokerconf"}
 )
 _BROKERS = (
     "timerPrecisionMs",
@@ -80,6 +82,15 @@ def write_options(options: Options) -> tuple[int, TargetSettings]:
 def takes_start_deliver_time(options: Options) -> bool:
     """Whether __STARTDELIVERTIME is a due time where a row has no other. Raises OptionsError."""
     return _truth(_known(options, _WRITE), "startdelivertime")
+
+
+def source_of(options: Options) -> tuple[Path, Places]:
+    """The one store that is read, and where its parts lie, as its broker's configuration
+    (`brokerConf`) says. Raises OptionsError, SourceError.
+    """
+    path, values = path_of(options), _known(options, _READ)
+    conf = read_broker_conf(Path(values["brokerconf"])) if "brokerconf" in values else {}
+    return path, name_source(path, conf)
 
 
 def path_of(options: Options) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import OptionsError, TargetError
+from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from migrate.write.staging import Staging, clear_staging, target_errors
 
@@ -106,10 +107,17 @@ def _opened(name: str, directory: int, *, is_directory: bool) -> int | None:
         raise
 
 
+def owned_part(root: StoreRoot) -> Path:
+    """A directory that the store's broker owns: its log or, of a DLedger member that never had an
+    ordinary one, the root.
+    """
+    return root.commit_log if is_directory(root.commit_log) else root.path
+
+
 def require_owner(root: StoreRoot) -> None:
     """Raise TargetError unless we are the owner of a store, or may give files to whom we like."""
     with target_errors(root.path):
-        owner = root.commit_log.stat().st_uid
+        owner = owned_part(root).stat().st_uid
     if os.geteuid() not in (0, owner):
         raise TargetError(
             f"{root.path}: belongs to user id {owner}; do this as that user, or the broker could"

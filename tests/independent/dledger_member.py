@@ -16,6 +16,9 @@ HEAD_BYTES = 48
 _HEAD = struct.Struct(">iiqqqiiii")
 _BLANK = struct.Struct(">ii")
 _UNIT = struct.Struct(">qiq")
+_NAME_AT = 76
+"""The prepared transaction offset of a record whose hosts have IPv4 addresses."""
+_TIMER_UNIT_BYTES = 52
 _OFFSET_AT = 28
 """Where a record has its own offset."""
 
@@ -97,6 +100,7 @@ def make_member(root: Path, *, from_offset: int = 0, term: int = 1, name: str = 
             offset += left
         entry = Entry(index=len(entries), term=term, offset=offset, record_bytes=placed.size_bytes)
         record = read_range(log, file_bytes, placed.commit_log_offset, placed.size_bytes)
+        record = _with_moved_name(record, moved)
         start = offset - offset % file_bytes
         files[start] = files.get(start, b"") + encode_entry(entry, record)
         moved[placed.commit_log_offset] = entry.record_offset
@@ -111,7 +115,30 @@ def make_member(root: Path, *, from_offset: int = 0, term: int = 1, name: str = 
         log.rmdir()
     for path in sorted((root / "consumequeue").glob("*/*/*")):
         path.write_bytes(_moved_units(path.read_bytes(), moved))
+    for path in sorted((root / "timerlog").glob("*")):
+        path.write_bytes(_moved_timers(path.read_bytes(), moved))
     return Member(root=root, data=data, file_bytes=file_bytes, entries=entries)
+
+
+def _with_moved_name(record: bytes, moved: dict[int, int]) -> bytes:
+    """A copy that names the record it is of (by the complement of its offset) names it still."""
+    name = struct.unpack_from(">q", record, _NAME_AT)[0]
+    if name >= 0:
+        return record
+    return record[:_NAME_AT] + struct.pack(">q", ~moved[~name]) + record[_NAME_AT + 8 :]
+
+
+def _moved_timers(data: bytes, moved: dict[int, int]) -> bytes:
+    """The units of a timer log: 52 bytes, with the offset of the record at 28."""
+    units = bytearray(data)
+    for at in range(0, len(data) - _TIMER_UNIT_BYTES, _TIMER_UNIT_BYTES):
+        size, offset = (
+            struct.unpack_from(">i", data, at)[0],
+            struct.unpack_from(">q", data, at + 28),
+        )
+        if size == _TIMER_UNIT_BYTES:
+            struct.pack_into(">q", units, at + 28, moved[offset[0]])
+    return bytes(units)
 
 
 def _moved_units(data: bytes, moved: dict[int, int]) -> bytes:

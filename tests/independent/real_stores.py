@@ -25,6 +25,10 @@ TIMELINE_54_CLEAN = "timeline-5.4.0-clean"
 TIMELINE_54_CRASH = "timeline-5.4.0-crash"
 TIMELINE_55_CLEAN = "timeline-5.5.0-clean"
 TIMELINE_55_CRASH = "timeline-5.5.0-crash"
+TWO_LOGS_49 = "levels-4.9.7-two-log-paths"
+LOG_ELSEWHERE_49 = "levels-4.9.7-log-elsewhere"
+CONTROLLER_55 = "levels-5.5.1-controller"
+ACTING_SLAVE_55 = "levels-5.5.1-acting-slave"
 DLEDGER_49_CLEAN = "levels-4.9.7-dledger-clean"
 DLEDGER_49_CRASH = "levels-4.9.7-dledger-crash"
 DLEDGER_49_UPGRADED = "levels-4.9.7-dledger-upgraded"
@@ -166,6 +170,12 @@ def unpack_group(name: str, directory: Path) -> dict[str, RealStore]:
         )
         for member in about["roots"]
     }
+
+
+def unpack_roots(name: str, directory: Path) -> Path:
+    """Unpack several stores that are no members of one group, each below the directory."""
+    _extract(name, directory)
+    return directory
 
 
 def _extract(name: str, directory: Path) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags that verbs share, and what the flags of a conversion ask for."""
 
-from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import attrs
 import click
 from click.core import ParameterSource
 
+from delaywheel.terminal.options.places import name_given_places, place_flags
 from delaywheel.terminal.options.types import (
     LEVEL_TABLE,
     LEVELS,
@@ -18,6 +18,8 @@ from delaywheel.terminal.options.types import (
     SETTING,
     TIME,
     TIME_FORMS,
+    Decorator,
+    Function,
     ParamType,
     Place,
 )
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
 
 LEVEL_TABLE_KEY = "messageDelayLevel"
 PRECISIONS = ("100", "200", "500", "1000")
-
-Function = Callable[..., Any]
-Decorator = Callable[[Function], Function]
 
 STORE = Place(path_type=Path, readable=False)  # the store says itself what it lacks
 
@@ -152,8 +151,10 @@ conversion_options = all_of(
     click.option(
         "--broker-conf",
         type=STORE,
-        help="The source broker's configuration file, for its messageDelayLevel.",
+        help="The source broker's configuration file, for its messageDelayLevel, and for where its"
+        " log and queues lie.",
     ),
+    place_flags,
     click.option(
         "--target-conf",
         type=STORE,
@@ -305,10 +306,11 @@ def conversion_request(
     mode: int | None = None,
     **given: Any,
 ) -> "ConvertOptions":
-    """What the flags of ``convert`` ask for."""
+    """What the flags of ``convert`` ask for; also says where the source's log and queues lie."""
     from migrate.settings import ConvertOptions
     from migrate.write.owner import Access
 
+    given = name_given_places(given["source"], broker_conf=broker_conf, **given)
     return ConvertOptions(
         access=Access(owner, mode),
         level_table=given_level_table(level_table, broker_conf),

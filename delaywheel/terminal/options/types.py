@@ -11,6 +11,7 @@ import pwd
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -39,6 +40,8 @@ TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 
 T = TypeVar("T")
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
 class Parsed(ParamType[T]):
@@ -155,6 +158,14 @@ def _parse_setting(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _parse_paths(text: str) -> tuple[Path, ...]:
+    """Directories, separated by commas as in a broker's configuration."""
+    paths = tuple(Path(each.strip()) for each in text.split(",") if each.strip())
+    if not paths or "\0" in text:
+        raise click.BadParameter(f"{text!r} names no directory")
+    return paths
+
+
 TIME = Parsed("time", parse_time)
 DURATION = Parsed("duration", parse_length)
 HANDLE = Parsed("handle", _parse_handle)
@@ -163,6 +174,7 @@ LEVEL_TABLE = Parsed("level table", _parse_level_table)
 OWNER = Parsed("user:group", _parse_owner)
 MODE = Parsed("octal", _parse_mode)
 SETTING = Parsed("key=value", _parse_setting)
+PATHS = Parsed("directories", _parse_paths)
 
 
 class Place(click.Path):

@@ -33,7 +33,8 @@ def inspection_lines(inspection: "StoreInspection") -> Iterator[str | Table]:
     state = "stopped cleanly" if inspection.clean else "NOT stopped cleanly"
     yield f"{inspection.path}: {inspection.format}, {state} ({', '.join(inspection.evidence)})"
     if (member := inspection.member) is not None:
-        yield f"member {member.member} of a DLedger group, whose log ends at {member}"
+        group = "a group with a controller" if member.is_controlled else "a DLedger group"
+        yield f"member {member.member} of {group}, whose log ends at {member}"
     next_due = inspection.next_due_ms
     soon = "" if next_due is None else f", the next due {when(next_due, inspection.now_ms)}"
     yield f"{count(inspection.pending)} pending, {count(inspection.overdue)} overdue{soon}"

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delaywheel.terminal.options.conversion import STORE, Decorator, Function, conversion_request
+from delaywheel.terminal.options.conversion import STORE, conversion_request
+from delaywheel.terminal.options.places import place_options
+from delaywheel.terminal.options.types import Decorator, Function
 from delaywheel.terminal.verb import loading, verb
 from message_store.base.clock import SystemClock
 
@@ -96,9 +98,12 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
 
 @verb(
     "delaywheel retire /data/rocketmq/store --converted-to /data/rocketmq/store-wheel\n"
-    "delaywheel retire /data/rocketmq/store --converted-to /data/rocketmq/store-wheel --execute"
+    "delaywheel retire /data/rocketmq/store --converted-to /data/rocketmq/store-wheel --execute\n"
+    "delaywheel retire /mnt/n0/store /mnt/n1/store /mnt/n2/store --broker-conf n0.conf \\\n"
+    "    --converted-to /data/store-wheel"
 )
-@click.argument("source", type=STORE)
+@click.argument("sources", nargs=-1, required=True, type=STORE, metavar="SOURCE...")
+@place_options("sources", keeps_conf=True, has_target=False)
 @click.option(
     "--converted-to",
     "target",
@@ -107,16 +112,40 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
     help="The finished target that SOURCE was converted to.",
 )
 @_execute_option()
-def retire(output: "Output", source: Path, target: Path, execute: bool) -> None:
+def retire(
+    output: "Output",
+    sources: tuple[Path, ...],
+    target: Path,
+    execute: bool,
+    broker_conf: Path | None,
+) -> None:
     """Move the offsets of SOURCE past what its target has, so that it delivers nothing twice.
 
-    What was not converted stays and is still delivered by a broker on SOURCE.
+    What was not converted stays and is still delivered by a broker on SOURCE. Of a DLedger group
+    all members are retired together: name all of them, and a broker's configuration for its
+    dLegerPeers.
     """
     with loading(output):
         from delaywheel.terminal.render.changes import retirement_lines
         from migrate.changes.retire import retire as retire_source
-    report = retire_source(source, target, execute=execute)
-    output.result(report.as_json, retirement_lines(report))
+        from migrate.changes.retire import retire_members
+        from migrate.settings import read_broker_conf
+        from migrate.source.members import peers_in
+    peers = () if broker_conf is None else peers_in(read_broker_conf(broker_conf))
+    if not peers:
+        if len(sources) > 1:
+            raise click.UsageError(
+                "several SOURCEs are the members of a DLedger group: --broker-conf names a"
+                " configuration with its dLegerPeers"
+            )
+        report = retire_source(sources[0], target, execute=execute)
+        output.result(report.as_json, retirement_lines(report))
+        return
+    reports = retire_members(sources, target, peers=peers, execute=execute)
+    output.result(
+        lambda: [report.as_json() for report in reports],
+        [line for report in reports for line in retirement_lines(report)],
+    )
 
 
 @verb(

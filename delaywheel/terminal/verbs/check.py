@@ -4,7 +4,7 @@
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from delaywheel.terminal.options.conversion import (
     given_level_table,
     now_option,
 )
+from delaywheel.terminal.options.places import name_given_places, place_flags
 from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
@@ -35,13 +36,15 @@ _TARGET_CONF = "--target-conf"
 @click.option(
     _BROKER_CONF,
     type=STORE,
-    help="The configuration of the broker of this store: sizes, retention, level table, switches.",
+    help="The configuration of the broker of this store: sizes, retention, level table,"
+    " switches, and where log and queues lie.",
 )
 @click.option(
     _TARGET_CONF,
     type=STORE,
     help="The configuration of the broker that a conversion is for, or that shall open this one.",
 )
+@place_flags
 @click.option(
     "--level-table",
     type=LEVEL_TABLE,
@@ -64,6 +67,7 @@ def check(
     level_table: DelayLevels | None,
     capacity: int,
     now_ms: int,
+    **places: Any,
 ) -> None:
     """Say what will go wrong with a store: what a broker would do, and what to do about it.
 
@@ -76,6 +80,7 @@ def check(
         from migrate.check.store import check_store
         from migrate.settings import TargetSettings
     conf = _conf(broker_conf, _BROKER_CONF)
+    name_given_places(store, broker_conf=broker_conf, **places)
     target = _conf(target_conf, _TARGET_CONF)
     try:
         settings = TargetSettings.from_conf(target) if target_conf is not None else None

@@ -14,6 +14,8 @@ from delaywheel.terminal.options.conversion import (
     conversion_request,
     spark_options,
 )
+from delaywheel.terminal.options.places import NAMES as PLACE_NAMES
+from delaywheel.terminal.options.places import name_given_places, refuse_place_flags
 from delaywheel.terminal.spark import Settings, started_spark
 from delaywheel.terminal.verb import loading, verb
 from delaywheel.terminal.verbs import changes, fleet
@@ -22,17 +24,26 @@ from message_store.base.errors import DelayStoreError
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
 
+members_option = click.option(
+    "--members",
+    is_flag=True,
+    help="The SOURCEs are the members of one group, of DLedger or with a controller: convert the"
+    " one that it would elect. Say what the others lack.",
+)
+
 
 @verb(
     "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel \\\n"
     "    --target-conf /etc/rocketmq/broker.conf --report conversion.html\n"
     "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel --plan\n"
     "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /mnt/broker-c/store /data/wheels\n"
-    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /data/store-wheel --merge"
+    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /data/store-wheel --merge\n"
+    "delaywheel convert /mnt/n0/store /mnt/n1/store /mnt/n2/store /data/store-wheel --members"
 )
 @click.argument("stores", nargs=-1, type=STORE, metavar="SOURCE... TARGET")
 @fleet.manifest_option
 @fleet.merge_option
+@members_option
 @conversion_options
 @spark_options
 @changes.in_place_options
@@ -54,6 +65,7 @@ def convert(
     stores: tuple[Path, ...],
     manifest: Path | None,
     merge: bool,
+    members: bool,
     master: str | None,
     conf: Settings,
     report_file: Path | None,
@@ -67,9 +79,16 @@ def convert(
     TARGET does not exist or is empty. A run that was stopped is continued by the same command.
     With --in-place there is no TARGET: SOURCE gets the messages for its own wheel.
     With several SOURCEs, TARGET is the directory in which each gets a target of its own. With
-    --merge it is one target for the messages of all of them.
+    --merge it is one target for the messages of all of them. With --members, SOURCEs are the
+    members of one group, of which one is converted into TARGET.
     """
+    if members:
+        stores = _chosen_member(
+            output, stores, manifest, merge=merge, in_place=in_place, given=given
+        )
     is_fleet = fleet.is_fleet(stores, manifest)
+    if is_fleet:
+        refuse_place_flags(given)
     changes.require_places(
         stores,
         is_fleet=is_fleet,
@@ -97,6 +116,33 @@ def convert(
         )
         return
     _convert_one(output, stores[0], stores[1], start_spark, report_file, given)
+
+
+def _chosen_member(
+    output: "Output",
+    stores: tuple[Path, ...],
+    manifest: Path | None,
+    *,
+    merge: bool,
+    in_place: bool,
+    given: dict[str, Any],
+) -> tuple[Path, Path]:
+    """The member that the group would elect, and the target; says what the others lack."""
+    if merge or manifest is not None or in_place:
+        raise click.UsageError("--members takes no --merge, no --manifest and no --in-place")
+    if len(stores) < 2:
+        raise click.UsageError("--members needs the SOURCEs and a TARGET")
+    with loading(output):
+        from migrate.source.replicas import choose_of_group
+    *sources, target = stores
+    places = {name: given[name] for name in PLACE_NAMES}
+    name_given_places(*sources, broker_conf=given["broker_conf"], **places)
+    chosen = choose_of_group(sources)
+    output.warn(
+        f"{chosen.store} is converted, which the group would elect: it ends at {chosen.state}"
+    )
+    output.warnings(chosen.others)
+    return chosen.store, target
 
 
 def _convert_one(

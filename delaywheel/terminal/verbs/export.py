@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delaywheel.terminal.options.conversion import STORE, now_option, offsets_option, require_window
+from delaywheel.terminal.options.conversion import (
+    STORE,
+    given_level_table,
+    now_option,
+    offsets_option,
+    require_window,
+)
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.printable import counted
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     "delaywheel export /data/rocketmq/store late.parquet --due-before 2026-01-02T03:04:05Z"
 )
 @click.argument("store", type=STORE)
+@place_options("store", keeps_conf=True)
 @click.argument("out", type=STORE, metavar="OUT.parquet")
 @click.option(
     "--of",
@@ -68,6 +76,7 @@ def export(
     due_before_ms: int | None,
     after_crash: bool,
     level_table: DelayLevels | None,
+    broker_conf: Path | None,
     offsets: str,
     now_ms: int,
 ) -> None:
@@ -87,7 +96,7 @@ def export(
         now_ms=now_ms,
         offsets=offsets,
         after_crash=after_crash,
-        level_table=level_table,
+        level_table=given_level_table(level_table, broker_conf),
         include_body=include_body,
     )
     conditions = due_conditions(due_after_ms, due_before_ms)

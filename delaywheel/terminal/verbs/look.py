@@ -12,6 +12,7 @@ from delaywheel.terminal.options.conversion import (
     offsets_option,
     require_window,
 )
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.options.types import TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, SOURCE_UNREADABLE, loading, verb
 from message_store.files.store_root import StoreRoot
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 @verb("delaywheel inspect /data/rocketmq/store")
 @click.argument("store", type=STORE)
+@place_options("store")
 @offsets_option()
 @now_option("Reference time for overdue:")
 def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
@@ -46,6 +48,7 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
 
 @verb("delaywheel pending /data/rocketmq/store --level 18 --limit 5")
 @click.argument("store", type=STORE)
+@place_options("store")
 @click.option("--topic", help="Only messages for this topic.")
 @click.option("--level", type=click.IntRange(min=1), help="Only this level.")
 @click.option("--key", help="Only messages with this unique key, or with this among their keys.")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delaywheel.terminal.options.conversion import STORE
+from delaywheel.terminal.options.conversion import STORE, given_level_table
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.options.types import LEVEL_TABLE
 from delaywheel.terminal.verb import loading, verb
 from message_store.format.delay_levels import DelayLevels
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 @verb("delaywheel plain /data/rocketmq/member-n1 /data/rocketmq/store")
 @click.argument("source", type=STORE)
 @click.argument("target", type=STORE)
+@place_options("source", keeps_conf=True)
 @click.option(
     "--after-crash",
     is_flag=True,
@@ -35,6 +37,7 @@ def plain(
     *,
     after_crash: bool,
     level_table: DelayLevels | None,
+    broker_conf: Path | None,
 ) -> None:
     """Copy the whole store of a DLedger member, SOURCE, to TARGET as that of an ordinary broker.
 
@@ -49,7 +52,7 @@ def plain(
             source,
             target,
             after_crash=after_crash,
-            level_table=level_table,
+            level_table=given_level_table(level_table, broker_conf),
             progress=progress,
         )
     output.result(report.as_json, plain_lines(report))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delaywheel.terminal.options.conversion import STORE, all_of, spark_options
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.spark import Settings, started_spark
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from migrate.spark.master import require_shared_directory
@@ -51,6 +52,7 @@ _reading_options = all_of(
     "delaywheel verify /data/store-from-a-table"
 )
 @click.argument("stores", nargs=-1, type=STORE, metavar="[SOURCE]... TARGET")
+@place_options("stores")
 @_reading_options
 @spark_options
 def verify(

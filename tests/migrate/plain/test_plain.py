@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member's store as an ordinary one: every record and queue as it was, at offsets of its own."""
 
+import shutil
 from pathlib import Path
 
 import attrs
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
+from message_store.base.clock import ManualClock
 from message_store.base.errors import (
     OptionsError,
     SourceError,
@@ -15,7 +17,11 @@ from message_store.base.errors import (
     UncleanStoreError,
     UnsupportedStoreError,
 )
+from message_store.format.message import Message
+from message_store.interface.delay_store import AfterMs, Pending
+from message_store.writing.settings import StoreSettings
 from migrate.convert import convert
+from migrate.look.pending import pending_messages
 from migrate.plain import plain
 from migrate.plain.moved_records import MovedRecords
 from migrate.plain.plain import make_plain
@@ -34,6 +40,7 @@ from tests.independent.real_stores import (
 )
 from tests.independent.variant_b_log import read_commit_log
 from tests.migrate.conversions import broker_files, options_for
+from timer_wheel.wheel.store import WheelStore
 
 FILE_BYTES = 4096
 FIRST = LevelMessage(level=3, body=b"first")
@@ -208,13 +215,60 @@ def test_an_ordinary_store_is_refused(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path)
 
 
-def test_a_store_whose_timer_queue_was_used_is_refused(member: Member, tmp_path: Path) -> None:
-    queue = member.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
+def test_a_store_with_batch_queues_is_refused(member: Member, tmp_path: Path) -> None:
+    queue = member.root / "batchconsumequeue" / "T" / "0"
     queue.mkdir(parents=True)
     (queue / f"{0:020d}").write_bytes(b"\1" * 2000)
     with pytest.raises(UnsupportedStoreError, match="convert the levels into a fresh store"):
         make_plain(member.root, tmp_path / "plain")
     assert_nothing_is_left(tmp_path)
+
+
+# --- the wheel ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A used wheel: some messages were delivered, others wait, one was cancelled."""
+    clock, settings = ManualClock(T0), StoreSettings(commit_log_file_bytes=FILE_BYTES)
+    with WheelStore.open(tmp_path / "wheel", clock=clock, settings=settings) as store:
+        handles = [
+            store.schedule(Message("orders", b"%d" % n * 90), AfterMs(1_000 * n + 1))
+            for n in range(30)
+        ]
+        store.advance(T0 + 12_000)
+        store.cancel(handles[20])
+    return tmp_path / "wheel"
+
+
+def test_a_used_wheel_comes_back_byte_for_byte(wheel: Path, tmp_path: Path) -> None:
+    member = make_member(Path(shutil.copytree(wheel, tmp_path / "store")))
+    make_plain(member.root, tmp_path / "plain")
+    for directory in ("commitlog", "consumequeue", "timerlog"):
+        assert files(tmp_path / "plain", directory) == files(wheel, directory)
+    assert (tmp_path / "plain" / "timerwheel").read_bytes() == (wheel / "timerwheel").read_bytes()
+    assert pending_bodies(tmp_path / "plain") == pending_bodies(wheel) != []
+    clock = ManualClock(T0 + 60_000)
+    with WheelStore.open(tmp_path / "plain", clock=clock) as store:
+        assert len(store.advance(T0 + 60_000)) == len(pending_bodies(wheel))
+
+
+def pending_bodies(root: Path) -> list[tuple[int, str | None]]:
+    found = list(pending_messages(root, now_ms=T0 + 12_000))
+    return [(each.due_ms, each.unique_key) for each in found if isinstance(each, Pending)]
+
+
+def test_a_unit_of_the_wheel_that_leads_to_no_record_is_refused(
+    wheel: Path, tmp_path: Path
+) -> None:
+    member = make_member(Path(shutil.copytree(wheel, tmp_path / "store")))
+    [log] = (member.root / "timerlog").iterdir()
+    with log.open("r+b") as file:
+        file.seek(52 + 28)
+        file.write(b"\0\0\0\1")
+    with pytest.raises(SourceError, match="the unit at 52 leads to no record"):
+        make_plain(member.root, tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
 
 
 def test_a_target_that_is_not_empty_or_around_the_source_is_refused(
@@ -226,7 +280,9 @@ def test_a_target_that_is_not_empty_or_around_the_source_is_refused(
     assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["_move_queue", "_copy_small_files", "sync_tree", "take_place"])
+@pytest.mark.parametrize(
+    "step", ["_move_queue", "move_timers", "_copy_small_files", "sync_tree", "take_place"]
+)
 def test_what_is_stopped_before_its_end_leaves_no_target(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

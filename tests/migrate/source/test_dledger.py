@@ -384,7 +384,7 @@ def test_a_member_is_not_converted_in_place_nor_retired_nor_opened(
     before = sorted(path.name for path in member.root.rglob("*"))
     with pytest.raises(UnsupportedStoreError, match="takes it apart from the others"):
         convert_in_place(ConvertOptions(source=member.root, target=member.root, now_ms=T0))
-    with pytest.raises(UnsupportedStoreError, match="Keep all members stopped"):
+    with pytest.raises(UnsupportedStoreError, match="Name all members"):
         retire(member.root, options.target)
     with pytest.raises(UnsupportedStoreError, match="no engine can append"):
         LevelStore.open(member.root, clock=ManualClock(T0))

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that say where a source's log and queues lie, verb by verb; the members of a group."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli
+from message_store.files.places import named_places
+from tests.helpers.log_places import broker_conf, scatter
+from tests.independent.dledger_member import make_member
+from tests.independent.level_messages import LevelMessage
+from tests.independent.level_store_builder import T0, build_level_store
+
+ITEMS = [LevelMessage(level=3 + n % 2, store_timestamp_ms=T0 + n) for n in range(24)]
+SMALL = "mappedFileSizeCommitLog=4096\nmappedFileSizeConsumeQueue=400\n"
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def told(*words: object) -> Result:
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "disk-a", tmp_path / "disk-b"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, places: list[Path]) -> Path:
+    build_level_store(tmp_path / "store", ITEMS, commit_log_file_bytes=4096)
+    scatter(tmp_path / "store" / "commitlog", *places)
+    return tmp_path / "store"
+
+
+@pytest.fixture(params=["conf", "flag"])
+def named(
+    request: pytest.FixtureRequest, tmp_path: Path, store: Path, places: list[Path]
+) -> list[object]:
+    """How the places are named: by a configuration, or by the flag."""
+    if request.param == "flag":
+        return ["--commit-log", ",".join(map(str, places))]
+    return ["--broker-conf", broker_conf(tmp_path / "c", store, "storePathCommitLog", places)]
+
+
+def test_every_verb_that_reads_a_source_takes_its_places(
+    tmp_path: Path, store: Path, named: list[object]
+) -> None:
+    target, now = tmp_path / "target", ["--now", T0 + 500]
+    conf = tmp_path / "small"
+    conf.write_text(SMALL)
+    assert json.loads(told("inspect", store, *named, *now, "--json").stdout)["pending"] == 24
+    assert len(told("pending", store, *named, *now, "--json").stdout.splitlines()) == 24
+    assert run("check", store, *named, *now).exit_code in (0, 1)
+    told("convert", store, target, *named, *now, "--target-conf", conf, "--in-process")
+    told("verify", store, target, *named, "--in-process")
+    told("export", store, tmp_path / "out.parquet", *named, *now)
+    told("plain", store, tmp_path / "plain", *named)
+    told("retire", store, "--converted-to", target, *named, "--execute")
+    assert json.loads(told("inspect", store, *named, "--json").stdout)["pending"] == 0
+
+
+def test_without_them_the_refusal_names_the_flags(store: Path) -> None:
+    result = run("inspect", store)
+    assert result.exit_code == cli_code("SOURCE_UNREADABLE")
+    assert "--broker-conf or --commit-log" in result.stderr
+    assert str(store) not in named_places()
+
+
+def cli_code(name: str) -> int:
+    from delaywheel.terminal import verb
+
+    code: int = getattr(verb, name)
+    return code
+
+
+def test_the_place_of_one_source_is_not_given_for_several(store: Path, tmp_path: Path) -> None:
+    flags = ["--commit-log", tmp_path / "disk-a"]
+    for words in (
+        ["convert", store, store, tmp_path / "out", *flags],
+        ["convert", store, store, tmp_path / "out", *flags, "--merge"],
+        ["verify", store, store, tmp_path / "out", *flags],
+    ):
+        result = run(*words)
+        assert result.exit_code == cli_code("USAGE")
+        assert "are for one SOURCE" in result.stderr
+
+
+def test_a_list_of_directories_that_names_none_is_a_usage_error(store: Path) -> None:
+    result = run("inspect", store, "--commit-log", " , ")
+    assert result.exit_code == cli_code("USAGE")
+    assert "names no directory" in result.stderr
+
+
+def test_a_configuration_of_another_store_is_refused(store: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "other"
+    conf.write_text("storePathRootDir=/data/store\nstorePathCommitLog=/disk-a/log,/disk-b/log\n")
+    result = run("pending", store, "--broker-conf", conf)
+    assert result.exit_code == cli_code("USAGE")
+    assert "the configuration is that of the store /data/store" in result.stderr
+
+
+def test_a_manifest_names_the_places_of_each_store(
+    store: Path, tmp_path: Path, places: list[Path]
+) -> None:
+    build_level_store(tmp_path / "other", [LevelMessage(level=3, body=b"of another broker")])
+    paths = ",".join(map(str, places))
+    manifest = tmp_path / "list"
+    first = f"{store} {tmp_path / 'one'} --commit-log {paths}"
+    manifest.write_text(f"{first}\n{tmp_path / 'other'} {tmp_path / 'two'}\n")
+    now = ["--now", T0 + 500, "--in-process", "--json"]
+    done = json.loads(told("convert", "--manifest", manifest, *now).stdout)
+    assert [entry["state"] for entry in done] == ["converted", "converted"]
+
+
+# --- the members of a group -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> list[Path]:
+    roots = []
+    for name, count in (("n0", 20), ("n1", 24), ("n2", 24)):
+        root = tmp_path / name
+        build_level_store(root, ITEMS[:count], commit_log_file_bytes=4096)
+        roots.append(make_member(root, name=name).root)
+    return roots
+
+
+def test_the_members_of_a_group_are_converted_once_and_retired_together(
+    tmp_path: Path, group: list[Path]
+) -> None:
+    target, conf = tmp_path / "target", tmp_path / "conf"
+    conf.write_text(f"{SMALL}dLegerPeers=n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3\n")
+    words = ["--target-conf", conf, "--now", T0 + 500, "--in-process"]
+    result = told("convert", *group, target, "--members", *words)
+    assert f"{group[1]} is converted, which the group would elect" in result.stderr
+    assert f"{group[0]} ends at entry 19 of term 1 and lacks the last 4 entries" in result.stderr
+    told("verify", group[1], target, "--in-process")
+    refused = run("retire", *group, "--converted-to", target)
+    assert refused.exit_code == cli_code("USAGE")
+    assert "--broker-conf names a configuration with its dLegerPeers" in refused.stderr
+    told("retire", *group, "--converted-to", target, "--broker-conf", conf, "--execute")
+    for root in group:
+        assert json.loads(told("inspect", root, "--json").stdout)["pending"] == 0
+
+
+def test_members_go_with_nothing_that_names_other_stores(tmp_path: Path, group: list[Path]) -> None:
+    for words in (["--merge"], ["--in-place"]):
+        result = run("convert", *group, tmp_path / "target", "--members", *words)
+        assert result.exit_code == cli_code("USAGE")
+        assert "--members takes no" in result.stderr
