@@ -75,8 +75,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOCK_POLL_MS = 200.0
-_MANY_MESSAGES = 1 << 22
-"""From so many on columns lie on the disk: fewer take half a gigabyte of memory, and less time."""
 
 
 class FinishedTargetError(TargetError):
@@ -198,19 +196,11 @@ class _Conversion:
         with self.held():
             self.check_target()
             self.sources.check()
-            with self._room_for_columns():
+            # The target's disk has room, and it is this run's. It takes no more time than memory.
+            with arrays_on_disk(self.target.path):
                 report = self._convert(started, spark_start_s)
             self._finish(report)
         return report
-
-    @contextmanager
-    def _room_for_columns(self) -> Iterator[None]:
-        """On the target's disk where there are many messages: it has room, and it is this run's."""
-        if self.sources.estimate() < _MANY_MESSAGES:
-            yield
-            return
-        with arrays_on_disk(self.target.path):
-            yield
 
     def _convert(self, started: float, spark_start_s: float) -> ConversionReport:
         """The stages, and what they found."""

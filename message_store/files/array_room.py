@@ -53,11 +53,6 @@ def has_room(directory: Path) -> bool:
     return True
 
 
-def are_on_disk() -> bool:
-    """Whether large arrays lie on the disk."""
-    return _directory.get() is not None
-
-
 def new_array(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An array to be filled. Raises TargetError where the disk is full."""
     mapped = _mapped(shape, dtype)

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
-from legacy_levels.backlog.queues import estimate_backlog
-from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import (
     DelayStoreError,
     FormatError,
@@ -137,11 +135,6 @@ class ConversionSource:
             if waiting:
                 messages = counted(waiting, "message waits", "messages wait")
                 self.warnings.append(f"left behind: {messages} in the source's own {place}")
-
-    def estimate(self) -> int:
-        """About how many messages are pending, from the ends of the queues. Raises SourceError."""
-        offsets = read_delay_offsets(self.root.path, self.options.offsets)
-        return estimate_backlog(self.root.path, offsets)[0]
 
     def read(self) -> None:
         """Find what is pending, and choose from it; the rest is ``skipped``."""
@@ -377,10 +370,6 @@ class SourceSet:
             self._each, lambda source: stack.enter_context(source.root.shared_lock())
         )
         _raise_all([*refused.values()])
-
-    def estimate(self) -> int:
-        """About how many messages are pending in all of them. Raises SourceError."""
-        return sum(source.estimate() for source in self._each)
 
     def read(self) -> None:
         """Find what is pending in all of them. Raises SameMessageError as well."""

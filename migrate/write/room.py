@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from message_store.base.errors import TargetError
-from message_store.files.array_room import are_on_disk, row_blocks
+from message_store.files.array_room import row_blocks
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Corrections, Plan
 from migrate.plan.stored_plan import store_plan
 from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL
 from migrate.write.publishing import forbid_start, require_unused
-from migrate.write.staging import Staging, clear_staging, target_errors
+from migrate.write.staging import Staging, clear_staging, require_renames, target_errors
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
@@ -29,7 +29,7 @@ _RATIOS = (
 _PLAN_BYTES_A_MESSAGE = 84
 """Arrays of the plan and of the target's rows in the staging directory while it runs."""
 _COLUMN_BYTES_A_MESSAGE = 68
-"""Of the target's rows, and of spreading those that are overdue, where columns lie on the disk."""
+"""Of the target's rows, and of spreading those that are overdue: columns lie on the disk."""
 _LIKELY_RECORD_BYTES = 64 << 20
 """A longer record is rather a damaged entry, which takes no room."""
 
@@ -76,6 +76,7 @@ def create_staging(
         )
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
+    require_renames(staging.path)
     forbid_start(staging)
     resume_staging(plan, staging, sources, request, corrections)
 
@@ -123,7 +124,7 @@ def planned_bytes(plan: Plan) -> int:
     """``bytes_needed`` of a plan, each record as long as it may become; a length that is probably
     damage counts as nothing.
     """
-    log_bytes = len(plan) * _COLUMN_BYTES_A_MESSAGE if are_on_disk() else 0
+    log_bytes = len(plan) * _COLUMN_BYTES_A_MESSAGE
     for rows in row_blocks(len(plan)):
         lengths = plan.most_bytes[rows]
         log_bytes += int(lengths[lengths <= _LIKELY_RECORD_BYTES].sum())

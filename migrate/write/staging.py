@@ -334,6 +334,22 @@ def replaced(path: Path, *, durably: bool = False) -> Iterator[Path]:
             path.unlink(missing_ok=True)
 
 
+def require_renames(directory: Path) -> None:
+    """Raise TargetError on a disk that renames no directories: a store could not be published."""
+    one, other = directory / "old-name", directory / "new-name"
+    with target_errors(directory):
+        one.mkdir()
+        try:
+            os.replace(one, other)
+        except OSError as error:
+            one.rmdir()
+            raise TargetError(
+                f"{directory}: this disk renames no directories ({error.strerror}); convert to"
+                " another disk, and copy the finished target here"
+            ) from error
+        other.rmdir()
+
+
 def take_place(path: Path, place: Path) -> None:
     """Rename a file to where it belongs. Raises TargetError."""
     with target_errors(place):

@@ -14,7 +14,6 @@ import pytest
 
 from legacy_levels.generate.store import generate_level_store
 from message_store.files import array_room
-from migrate import convert as conversion
 from migrate.convert import convert, convert_merged
 from migrate.report.report import ConversionReport, Seconds
 from migrate.settings import ConvertOptions, TargetSettings
@@ -48,7 +47,6 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.extend([] if array is None else [array.nbytes])
         return array
 
-    monkeypatch.setattr(conversion, "_MANY_MESSAGES", 0)
     monkeypatch.setattr(array_room, "_LARGE_BYTES", 1)
     monkeypatch.setattr(array_room, "_BLOCK_ROWS", 7)
     monkeypatch.setattr(array_room, "_mapped", counted)
@@ -145,7 +143,6 @@ def most_bytes(place: Path, messages: int) -> int:
 def test_memory_does_not_grow_with_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "_MANY_MESSAGES", 0)
     monkeypatch.setattr(array_room, "_LARGE_BYTES", 1 << 12)
     most_bytes(tmp_path / "kernels", 1_000)
     few, many = most_bytes(tmp_path / "few", 200_000), most_bytes(tmp_path / "many", 600_000)
