@@ -25,20 +25,29 @@ class ConsumerGroups:
         """The group of this name. Raises ValueError where it is open with other options."""
         self.table.require_open()
         if name not in self._groups:
-            start, max_retries, is_ordered = options
-            group = ConsumerGroup(
-                self._store,
-                self.table,
-                name,
-                start=start,
-                max_retries=self._max_retries(name) if max_retries is None else max_retries,
-                is_ordered=is_ordered,
-            )
-            self._groups[name] = options, group
+            self._groups[name] = options, self._made(name, options)
         known, group = self._groups[name]
         if known != options:
             raise ValueError(f"the group {name!r} is open with other options")
         return group
+
+    def looked_at(self, name: str) -> ConsumerGroup:
+        """The group of this name with whatever options it is open; one that is not stays so."""
+        self.table.require_open()
+        if name in self._groups:
+            return self._groups[name][1]
+        return self._made(name, ("first", None, False))
+
+    def _made(self, name: str, options: _Options) -> ConsumerGroup:
+        start, max_retries, is_ordered = options
+        return ConsumerGroup(
+            self._store,
+            self.table,
+            name,
+            start=start,
+            max_retries=self._max_retries(name) if max_retries is None else max_retries,
+            is_ordered=is_ordered,
+        )
 
     def _max_retries(self, name: str) -> int:
         """What subscriptionGroup.json says, or RocketMQ's default."""
@@ -105,6 +114,6 @@ def group_names(store: GroupStore) -> list[str]:
 def group_topics(store: GroupStore, name: str) -> dict[str, Lag]:
     """How far a group is behind in each topic that it has read. Raises as ``consumer_group``."""
     with store.lock:
-        group = consumer_group(store, name)
+        group = groups_of(store).looked_at(name)
         topics = {key.topic for key in groups_of(store).table.known_queues(name)}
         return {topic: group.lag(topic) for topic in sorted(topics)}

@@ -129,7 +129,9 @@ class _Loop:
         clock = self.store.clock
         flushed_ms = clock.now_ms()
         while not self.stop() and self._failure is None:
-            self._try("advancing", partial(self.store.advance, clock.now_ms()))
+            deliveries = self._try("advancing", partial(self.store.advance, clock.now_ms()))
+            if deliveries:
+                _LOG.info("delivered", extra={"facts": {"count": len(deliveries)}})
             had_work = work()
             since_ms = clock.now_ms() - flushed_ms
             if flush_every_ms is not None and not 0 <= since_ms < flush_every_ms:
@@ -186,9 +188,17 @@ class _Loop:
             _LOG.warning("%s: the handler failed; the message is retried", what, exc_info=True)
             self._try("retrying", partial(group.retry, message))
             self._count(retried=1)
+            self._log("retried", group, message)
         else:
             self._try("acknowledging", partial(group.ack, message))
             self._count(handled=1)
+            self._log("acknowledged", group, message)
+
+    def _log(self, event: str, group: ConsumerGroup, message: Received) -> None:
+        if _LOG.isEnabledFor(logging.INFO):
+            facts = {"topic": message.topic, "group": group.name, "retries": message.retries}
+            facts |= {"unique_key": message.unique_key}
+            _LOG.info(event, extra={"facts": facts})
 
     def _count(self, *, handled: int = 0, retried: int = 0) -> None:
         with self._counting:

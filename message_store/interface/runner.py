@@ -3,12 +3,15 @@
 next is due. The only place that sleeps.
 """
 
+import logging
 from collections.abc import Callable
 
 from message_store.base.clock import Clock
 from message_store.interface.delay_store import DelayStore, Deliveries
 
 DEFAULT_POLL_MS = 100
+
+_LOG = logging.getLogger(__name__)
 
 
 def _never() -> bool:
@@ -53,10 +56,12 @@ def run_store(
         if len(deliveries):
             delivered += len(deliveries)
             on_deliveries(deliveries)
+            _LOG.info("delivered", extra={"facts": {"count": len(deliveries), "now_ms": now_ms}})
         since_ms = clock.now_ms() - flushed_ms
         if flush_every_ms is not None and not 0 <= since_ms < flush_every_ms:
             flushed_ms += since_ms
             store.flush()  # behind what is due, which need not wait for a disk
+            _LOG.info("flushed")
         if now_ms == until_ms:
             break
         wake_ms = [now_ms + poll_ms, store.next_due_ms(), until_ms]

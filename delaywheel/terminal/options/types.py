@@ -39,6 +39,9 @@ EPOCH_MS_DIGITS = 13
 TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 
+HIGHEST_PORT = 65_535
+LOOPBACK = "127.0.0.1"
+
 T = TypeVar("T")
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -166,6 +169,14 @@ def _parse_paths(text: str) -> tuple[Path, ...]:
     return paths
 
 
+def _parse_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= HIGHEST_PORT):
+        raise click.BadParameter(f"{text!r}: expected HOST:PORT, or the port alone")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+ADDRESS = Parsed("host:port", _parse_address)
 TIME = Parsed("time", parse_time)
 DURATION = Parsed("duration", parse_length)
 HANDLE = Parsed("handle", _parse_handle)

@@ -163,6 +163,11 @@ class Output(Printer):
         elif not self._is_quiet:
             say_on_stderr(line)
 
+    def serving(self, url: str) -> None:
+        """Where ``run`` and ``consume`` serve their figures."""
+        if not self._is_quiet:
+            say_on_stderr(f"figures for Prometheus: {url}")
+
     def received(self, message: "Received") -> None:
         """``consume`` and ``dead-letters``, of one message: always as JSON."""
         facts = {"topic": message.topic, "retries": message.retries}

@@ -23,6 +23,7 @@ from delaywheel.terminal.options.engine import (
     limit_options,
     opened,
 )
+from delaywheel.terminal.options.loop import loop_options, told_loop
 from delaywheel.terminal.options.message import message_options, requested
 from delaywheel.terminal.options.message_lines import (
     levels_beyond,
@@ -120,9 +121,16 @@ def _scheduled(
 @click.argument("store", type=STORE)
 @click.option("--until", "until_ms", type=TIME, help=f"End then: {TIME_FORMS}.")
 @click.option("--for", "for_ms", type=DURATION, help=f"End after so long, {DURATION_FORMS}.")
+@loop_options
 @engine_options
 def run(
-    output: "Output", store: Path, until_ms: int | None, for_ms: int | None, **given: Any
+    output: "Output",
+    store: Path,
+    until_ms: int | None,
+    for_ms: int | None,
+    address: tuple[str, int] | None,
+    log_events: bool,
+    **given: Any,
 ) -> None:
     """Deliver what is due into its topics, when it is due, until Ctrl-C, --until or --for.
 
@@ -144,7 +152,10 @@ def run(
             until_ms = clock.now_ms() + for_ms
         elif until_ms is None and is_by_hand:
             until_ms = clock.now_ms()
-        with output.deliveries() as feed:
+        told = told_loop(
+            output, store, engine, given["engine"], address=address, log_events=log_events
+        )
+        with told, output.deliveries() as feed:
             delivered = run_store(
                 engine,
                 clock,

@@ -14,6 +14,7 @@ import click
 
 from delaywheel.terminal.options.conversion import STORE
 from delaywheel.terminal.options.engine import engine_options, opened
+from delaywheel.terminal.options.loop import loop_options, told_loop
 from delaywheel.terminal.options.types import DURATION
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
@@ -49,6 +50,7 @@ class _NotHandledError(DelayStoreError):
 @click.option("--tags", help='Only messages with these tags, such as "paid || sent".')
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many messages.")
 @click.option("--for", "for_ms", type=DURATION, help=f"End after so long, {DURATION_FORMS}.")
+@loop_options
 @engine_options
 def consume(
     output: "Output",
@@ -59,6 +61,8 @@ def consume(
     tags: str | None,
     limit: int | None,
     for_ms: int | None,
+    address: tuple[str, int] | None,
+    log_events: bool,
     **given: Any,
 ) -> None:
     """Receive the messages of a topic for a consumer group, until Ctrl-C, --limit or --for.
@@ -88,13 +92,15 @@ def consume(
             return is_late or not output.has_reader or (limit is not None and seen >= limit)
 
         consumers = consumer_group(cast("GroupStore", engine), group)
-        worked = run_consumers(
-            cast("GroupStore", engine),
-            {(topic, consumers): handle},
-            stop=is_over,
-            tags=tags,
-            poll_ms=POLL_MS,
-        )
+        name = given["engine"]
+        with told_loop(output, store, engine, name, address=address, log_events=log_events):
+            worked = run_consumers(
+                cast("GroupStore", engine),
+                {(topic, consumers): handle},
+                stop=is_over,
+                tags=tags,
+                poll_ms=POLL_MS,
+            )
     output.consumed(worked.handled, worked.retried)
     click.get_current_context().exit(FINDINGS if worked.retried else DONE)
 

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of an open store under RocketMQ's own names (RIP-46), as values and for Prometheus.
+
+RocketMQ: DefaultStoreMetricsManager and BrokerMetricsManager (5.5.0). What is pending is counted
+once, from the files. From then on the queues tell what came in and what was delivered, so a look
+costs what happened since the last one. Left out is what has no meaning here: connections, flush and
+dispatch lags, transactions.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from consumer_groups import GroupStore, group_names, group_topics
+from consumer_groups.received import dead_letter_topic, retry_topic
+from message_store.columns.byte_column import ByteColumn, Int64s, int64s
+from message_store.columns.message_batch import StoredBatch
+from message_store.format import properties as names
+from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
+from message_store.reading.engine_choice import EngineName
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.queue import LiveQueue
+from message_store.writing.store import LiveStore
+
+Labels = tuple[tuple[str, str], ...]
+
+DELAY_BOUNDS_S = (60, 600, 3_600, 43_200, 86_400, 259_200)
+"""The buckets of ``rocketmq_delay_message_latency``: a minute to three days."""
+
+_KINDS: Mapping[EngineName, str] = {
+    "levels": "levels", "wheel": "wheel", "hierarchy": "wheel", "time-index": "time-index",
+}  # fmt: skip
+_PIECE = 1 << 16
+
+
+@attrs.frozen
+class Sample:
+    """One figure; ``suffix`` is what Prometheus adds to the name of a histogram's parts."""
+
+    labels: Labels
+    value: int
+    suffix: str = ""
+
+
+@attrs.frozen
+class Metric:
+    """A metric with its samples; ``kind`` is counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    meaning: str
+    samples: tuple[Sample, ...]
+
+
+@attrs.define(eq=False)
+class _Delays:
+    """The histogram of one topic: for how long messages were asked to wait."""
+
+    counts: list[int] = attrs.field(factory=lambda: [0] * (len(DELAY_BOUNDS_S) + 1))
+    sum_s: int = 0
+
+    def add(self, delays_s: Int64s) -> None:
+        """Count some."""
+        buckets = np.searchsorted(DELAY_BOUNDS_S, delays_s)
+        for bucket, count in enumerate(np.bincount(buckets, minlength=len(self.counts)).tolist()):
+            self.counts[bucket] += count
+        self.sum_s += int(delays_s.sum())
+
+    def samples(self, labels: Labels) -> Iterator[Sample]:
+        """The parts that Prometheus wants, cumulative."""
+        total = 0
+        for bound, count in zip((*map(str, DELAY_BOUNDS_S), "+Inf"), self.counts, strict=True):
+            total += count
+            yield Sample((*labels, ("le", bound)), total, "_bucket")
+        yield Sample(labels, self.sum_s, "_sum")
+        yield Sample(labels, total, "_count")
+
+
+class StoreMetrics:
+    """The figures of one store from the moment at which this was made, when it was just opened.
+
+    Counters count from then on. A message that this process cancels in a delay level stays counted
+    as pending if a look has seen it: nothing tells of the cancel. Any thread may ask. Raises
+    SourceError where the files cannot be read.
+    """
+
+    def __init__(self, store: GroupStore, engine: EngineName) -> None:
+        assert store.live is not None
+        self._store = store
+        self._live: LiveStore = store.live
+        self._enqueued: Counter[str] = Counter()
+        self._dequeued: Counter[str] = Counter()
+        self._delays: dict[str, _Delays] = {}
+        with store.lock:
+            self._pending = _pending_by_topic(self._live, engine, store.clock.now_ms())
+            self._ends = {(q.topic, q.queue_id): q.max_offset for q in self._live.queues}
+
+    def metrics(self) -> list[Metric]:
+        """All metrics of this moment. Raises StoreClosedError, and SourceError."""
+        with self._store.lock:
+            self._live.require_open()
+            for queue in self._live.queues:
+                self._look_at(queue)
+            return [*self._timer_metrics(), *self._group_metrics()]
+
+    # --- what happened since the last look --------------------------------------------------------
+
+    def _look_at(self, queue: LiveQueue) -> None:
+        key = queue.topic, queue.queue_id
+        first, end = self._ends.get(key, queue.min_offset), queue.max_offset
+        self._ends[key] = end
+        if queue.topic not in names.WAITING_TOPICS:
+            self._dequeued[queue.topic] += end - first
+            self._pending[queue.topic] -= end - first
+            return
+        for begin in range(max(first, queue.min_offset), end, _PIECE):
+            units = queue.units(begin, min(begin + _PIECE, end))
+            units = units[units["size_bytes"] > MAX_NEUTRAL_BYTES]
+            places = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
+            batch = LogDeliveries(self._live, *places, np.zeros(len(units), np.int64)).to_batch()
+            self._came_in(batch, int64s(units["tags_code"]), queue.topic)
+
+    def _came_in(self, batch: StoredBatch, tags_codes: Int64s, system_topic: str) -> None:
+        """Count what was scheduled: not what rolled; and what was cancelled by a record."""
+        topics = batch.property(names.REAL_TOPIC)
+        is_marker = batch.property(names.TIMER_DELETE_UNIQUE_KEY).lengths > 0
+        is_copy = batch.prepared_transaction_offset < 0
+        is_copy |= batch.property(names.TIMER_ROLL_TIMES).lengths > 0
+        is_of_index = system_topic == names.TIME_INDEX_TOPIC
+        is_cancel = is_copy if is_of_index else is_marker & ~is_copy
+        is_new = ~is_marker & ~is_copy
+        if system_topic == names.LEVEL_TOPIC:
+            due_ms = tags_codes
+        else:
+            due_ms = _numbers(batch.property(names.TIMER_OUT_MS))
+        delays_s = np.maximum(due_ms - batch.born_timestamp_ms, 0) // 1_000
+        for topic, rows in _rows_by_topic(topics):
+            count = int(is_new[rows].sum())
+            self._enqueued[topic] += count
+            self._pending[topic] += count - int(is_cancel[rows].sum())
+            if count:
+                delays = self._delays.setdefault(topic, _Delays())
+                delays.add(delays_s[rows][is_new[rows]])
+
+    # --- what is told -----------------------------------------------------------------------------
+
+    def _labels(self, *more: tuple[str, str]) -> Labels:
+        broker = self._live.settings.broker_name
+        return (("node_type", "broker"), ("node_id", broker), *more)
+
+    def _by_topic(self, counts: Mapping[str, int]) -> tuple[Sample, ...]:
+        storage = ("storage_type", "local"), ("storage_medium", "disk")
+        return tuple(
+            Sample(self._labels(*storage, ("topic", topic)), count)
+            for topic, count in sorted(counts.items())
+        )
+
+    def _timer_metrics(self) -> Iterator[Metric]:
+        next_due_ms, now_ms = self._store.next_due_ms(), self._store.clock.now_ms()
+        late_ms = 0 if next_due_ms is None else max(0, now_ms - next_due_ms)
+        yield Metric(
+            "rocketmq_timing_messages", "gauge", "Pending messages.", self._by_topic(self._pending)
+        )
+        yield Metric(
+            "rocketmq_timer_enqueue_total",
+            "counter",
+            "Messages that were scheduled.",
+            self._by_topic(self._enqueued),
+        )
+        yield Metric(
+            "rocketmq_timer_dequeue_total",
+            "counter",
+            "Messages that were delivered.",
+            self._by_topic(self._dequeued),
+        )
+        yield Metric(
+            "rocketmq_timer_dequeue_latency",
+            "gauge",
+            "Milliseconds for which the next message has been due.",
+            (Sample(self._labels(), late_ms),),
+        )
+        delays = (
+            sample
+            for topic, each in sorted(self._delays.items())
+            for sample in each.samples(self._labels(("topic", topic)))
+        )
+        yield Metric(
+            "rocketmq_delay_message_latency",
+            "histogram",
+            "Seconds from a message's birth to the time that it was scheduled for.",
+            tuple(delays),
+        )
+
+    def _group_metrics(self) -> Iterator[Metric]:
+        lags = [
+            (self._group_labels(name, topic), lag)
+            for name in group_names(self._store)
+            for topic, lag in group_topics(self._store, name).items()
+        ]
+        for name, meaning, values in (
+            ("lag_messages", "Messages that are not acknowledged.", [x.total for _, x in lags]),
+            ("ready_messages", "Messages that can be received.", [x.ready for _, x in lags]),
+            ("inflight_messages", "Messages in hand.", [x.in_flight for _, x in lags]),
+        ):
+            labels = [each for each, _ in lags]
+            samples = tuple(map(Sample, labels, values))
+            yield Metric(f"rocketmq_consumer_{name}", "gauge", meaning, samples)
+        dead = [
+            Sample(self._group_labels(name, topic), self._dequeued[topic])
+            for name in group_names(self._store)
+            if (topic := dead_letter_topic(name)) in self._dequeued
+        ]
+        yield Metric("rocketmq_send_to_dlq_messages_total", "counter", "Dead letters.", tuple(dead))
+
+    def _group_labels(self, group: str, topic: str) -> Labels:
+        is_retry = "true" if topic == retry_topic(group) else "false"
+        return self._labels(("topic", topic), ("consumer_group", group), ("is_retry", is_retry))
+
+
+def _rows_by_topic(topics: ByteColumn) -> Iterator[tuple[str, Int64s]]:
+    """Each topic with its rows."""
+    encoded = topics.to_arrow().dictionary_encode()
+    numbers = np.asarray(encoded.indices)
+    for number, topic in enumerate(encoded.dictionary.to_pylist()):
+        yield topic.decode("utf-8", "replace"), np.flatnonzero(numbers == number)
+
+
+def _numbers(texts: ByteColumn) -> Int64s:
+    """The whole numbers in a column; 0 where it holds none."""
+    column = texts.to_arrow(pa.binary()).cast(pa.string(), safe=False)
+    is_number = pc.match_substring_regex(column, "^[0-9]{1,18}$")
+    return int64s(pc.if_else(is_number, column, "0").cast(pa.int64()))
+
+
+def _pending_by_topic(live: LiveStore, engine: EngineName, now_ms: int) -> Counter[str]:
+    """How many messages are pending for each topic, as ``export`` finds them in the files."""
+    from migrate.table.pending_batches import pending_batches
+    from migrate.table.pending_table import TableOptions, pending_rows
+
+    options = TableOptions(now_ms=now_ms, after_crash=True, include_properties=False)
+    path, kind = live.root.path, _KINDS[engine]
+    counts: Counter[str] = Counter()
+    if live.log.end > live.log.min_offset:
+        rows = pending_rows(path, kind, options)
+        for part in rows.ranges():
+            for batch in pending_batches(path, kind, part, options):
+                for each in pc.value_counts(batch.column("topic")).to_pylist():
+                    if each["values"] is not None:
+                        counts[each["values"]] += each["counts"]
+    return counts
+
+
+# --- Prometheus -----------------------------------------------------------------------------------
+
+
+def prometheus_text(metrics: Iterable[Metric]) -> str:
+    """The metrics in Prometheus' text format, version 0.0.4."""
+    return "".join(line for metric in metrics for line in _lines(metric))
+
+
+def _lines(metric: Metric) -> Iterator[str]:
+    yield f"# HELP {metric.name} {metric.meaning}\n# TYPE {metric.name} {metric.kind}\n"
+    for sample in metric.samples:
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+        yield f"{metric.name}{sample.suffix}{{{labels}}} {sample.value}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
