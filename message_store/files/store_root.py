@@ -158,12 +158,12 @@ class StoreRoot:
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         names = set(os.listdir(self.path))
-        require_readable_queues(self.path)
         entries = readable_entries(self.path, self.commit_log)
         if "commitlog" not in names and entries is None:
             raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
         queues = self.path / QUEUES
         self.require_inside(self.commit_log, queues, self.config, self.timer_log)
+        require_readable_queues(self.path)
         self._require_no_links(self.commit_log, self.timer_log, *([entries] if entries else []))
         for topic in WAITING_TOPICS:
             self._require_no_links(queues / topic)
