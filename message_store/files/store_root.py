@@ -202,7 +202,6 @@ class StoreRoot:
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         names = set(os.listdir(self.path))
-        require_readable_queues(self.path)
         entries = readable_entries(self.path, self.commit_logs)
         elsewhere = self.places.elsewhere
         if "commitlog" not in names and not entries and not self.places.commit_logs:
@@ -214,6 +213,7 @@ class StoreRoot:
         logs = (*self.commit_logs, *entries)
         parts = (*logs, queues, self.config, self.timer_log)
         self.require_inside(*(each for each in parts if each not in elsewhere))
+        require_readable_queues(self.path)
         self._require_no_links(*logs, self.timer_log)
         for row in (self.places.commit_logs, self.places.entries):
             require_whole_row(row)

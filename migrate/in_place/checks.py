@@ -105,16 +105,16 @@ def refuse_store(root: StoreRoot) -> None:
     """Raise SourceError, mostly UnsupportedStoreError, for a directory that cannot be changed in
     place.
     """
+    refuse_queue_database(
+        root.path,
+        "what is appended to the log alone leaves a hole there, which no consumer gets past;"
+        " convert into a fresh store",
+    )
     root.require_readable()
     refuse_member(
         root.path,
         "what is appended to one member alone takes it apart from the others, and a broker without"
         " the group deletes its consume queues; convert into a fresh store",
-    )
-    refuse_queue_database(
-        root.path,
-        "what is appended to the log alone leaves a hole there, which no consumer gets past;"
-        " convert into a fresh store",
     )
     for directory in root.places.elsewhere:
         raise UnsupportedStoreError(
