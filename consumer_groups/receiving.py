@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One look into one queue for one group: which messages it receives, and which it skips."""
 
-import logging
 from collections.abc import Callable, Sequence
 
 import attrs
 
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
+from consumer_groups.readable import read_readable, tell_log
 from consumer_groups.received import Received, origin_topic, retry_topic
-from message_store.base.errors import FormatError
 from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import TopicReader
-
-_LOG = logging.getLogger(__name__)
 
 _MOST_LOOKED_AT = 1_024
 """So many messages of a queue are looked at by one ``receive``, where a filter skips most."""
@@ -99,22 +96,4 @@ class QueueReceiver:
 
     def _read(self, from_offset: int, count: int) -> Sequence[StoredMessage]:
         """Messages from an offset on. A record that is damaged is skipped: nobody can read it."""
-        try:
-            return self.reader.read(self.key.queue_id, from_offset, count)
-        except FormatError:
-            pass
-        messages: list[StoredMessage] = []
-        end = self.reader.ranges()[self.key.queue_id][1]
-        while len(messages) < count and from_offset < end:
-            try:
-                found = self.reader.read(self.key.queue_id, from_offset, 1)
-            except FormatError as error:
-                where = f"{self.key.topic}, queue {self.key.queue_id}, offset {from_offset}"
-                _LOG.warning("%s: a message that cannot be read is skipped: %s", where, error)
-                from_offset += 1
-                continue
-            if not found:
-                break
-            messages += found
-            from_offset = found[0].queue_offset + 1
-        return messages
+        return read_readable(self.reader, self.key, from_offset, count, tell_log)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs that use an engine say to people; lines are not yet escaped."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from delaywheel.terminal.render.text import due_span, some
 from message_store.base.printable import counted, iso_time, when
@@ -11,6 +12,9 @@ from message_store.format.properties import HALF_TOPIC, OP_HALF_TOPIC, WAITING_T
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.reading.topic_listing import UnreadableMessage
+
+if TYPE_CHECKING:
+    from migrate.look.groups import GroupFacts
 
 Topics = Mapping[str, Sequence[int]]
 """Topics and the numbers of their queues."""
@@ -83,6 +87,16 @@ def message_line(message: StoredMessage, now_ms: int) -> str:
         f"{len(message.body):,} bytes, compressed" if message.is_compressed else text + more,
     ]
     return "  ".join(word for word in words if word)
+
+
+def group_lines(groups: "Iterable[GroupFacts]") -> Iterator[str]:
+    """How far each group is behind: a line a topic, then its retries and dead letters."""
+    for group in groups:
+        ready = "ready" if group.in_flight is not None else "ready or in flight"
+        for topic, count in group.ready.items():
+            yield f"{group.name}  {topic}: {counted(count, 'message')} {ready}"
+        retries = f"{group.retries_ready:,} {ready}, {group.retries_waiting:,} waiting"
+        yield f"{group.name}  retries: {retries}; {counted(group.dead, 'dead letter')}"
 
 
 def unreadable_line(message: UnreadableMessage) -> str:
