@@ -19,7 +19,6 @@ from benchmarks.bars import ACKNOWLEDGED_BATCH
 from benchmarks.machine import RESULTS, facts, keeping, prewarm, process_cpu_s
 from benchmarks.power import ENTRANTS
 from consumer_groups import ConsumerGroup, GroupStore, consumer_group, run_consumers
-from consumer_groups.offset_files import JOURNAL_NAME
 from consumer_groups.progress_table import SAVE_EVERY_MS
 from delaywheel import open_store
 from message_store import ManualClock, MessageBatch, SystemClock
@@ -88,7 +87,6 @@ def measure(
     acknowledged, and after the flush that saves its offsets. The clock stands still until then.
     """
     assert store.live is not None
-    journal = store.live.root.own / JOURNAL_NAME
     at_first = journal.stat().st_size if journal.exists() else 0
     group = consumer_group(store, name)
     assert group.lag(_TOPIC).ready == count

@@ -12,6 +12,7 @@ import attrs
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
 from consumer_groups.progress_table import ProgressTable
+from consumer_groups.readable import Tell, read_readable, tell_log
 from consumer_groups.received import (
     FIRST_RETRY_LEVEL,
     Received,
@@ -26,6 +27,7 @@ from consumer_groups.stores import GroupStore
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
 
 DEFAULT_INVISIBLE_MS = 30_000
+_LETTERS_AT_ONCE = 32
 SUSPEND_MS = 1_000
 """How long a retry holds an ordered queue. RocketMQ: suspendCurrentQueueTimeMillis (5.5.0)."""
 
@@ -263,19 +265,23 @@ class ConsumerGroup:
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    def dead_letters(self) -> Iterator[Received]:
-        """The group's dead letters that were not driven back, oldest first; read lazily."""
+    def dead_letters(self, tell_damage: Tell = tell_log) -> Iterator[Received]:
+        """The group's dead letters that were not driven back, oldest first; read lazily.
+
+        ``tell_damage`` is told of each that cannot be read, in words: where it lies, and why.
+        """
         topic = dead_letter_topic(self.name)
         for queue_id in sorted(self._store.topic(topic).ranges()):
-            yield from self._dead_letters_of(QueueKey(self.name, topic, queue_id))
+            yield from self._dead_letters_of(QueueKey(self.name, topic, queue_id), tell_damage)
 
-    def _dead_letters_of(self, key: QueueKey) -> Iterator[Received]:
+    def _dead_letters_of(self, key: QueueKey, tell_damage: Tell) -> Iterator[Received]:
         next_offset = 0
         while True:
             with self._store.lock:
                 progress = self._progress(key)
                 first = max(next_offset, progress.offset)
-                found = self._store.topic(key.topic).read(key.queue_id, first)
+                reader = self._store.topic(key.topic)
+                found = read_readable(reader, key, first, _LETTERS_AT_ONCE, tell_damage)
                 letters = [m for m in found if not progress.is_done(m.queue_offset)]
             if not found:
                 return

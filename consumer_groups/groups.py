@@ -2,6 +2,7 @@
 """The groups of one store: who asks again for a group gets the same one."""
 
 from consumer_groups.group import ConsumerGroup, Lag, Position
+from consumer_groups.offset_files import OffsetFiles
 from consumer_groups.progress_table import ProgressTable
 from consumer_groups.received import DEFAULT_MAX_RETRIES
 from consumer_groups.stores import GroupStore
@@ -16,9 +17,9 @@ class ConsumerGroups:
     Raises SourceError and TargetError for files that cannot be read or written.
     """
 
-    def __init__(self, store: GroupStore) -> None:
+    def __init__(self, store: GroupStore, files: OffsetFiles | None) -> None:
         self._store = store
-        self.table = ProgressTable(store)
+        self.table = ProgressTable(store, files)
         self._groups: dict[str, tuple[_Options, ConsumerGroup]] = {}
 
     def group(self, name: str, options: _Options) -> ConsumerGroup:
@@ -71,7 +72,13 @@ class ConsumerGroups:
 def groups_of(store: GroupStore) -> ConsumerGroups:
     """The groups of an open store. Raises StoreClosedError, SourceError and TargetError."""
     with store.lock:
-        return store.companions.of(ConsumerGroups, lambda: ConsumerGroups(store))
+        return store.companions.of(ConsumerGroups, lambda: ConsumerGroups(store, _files_of(store)))
+
+
+def _files_of(store: GroupStore) -> OffsetFiles | None:
+    """Where a store keeps the progress of its groups; None where it has no files."""
+    live = store.live
+    return None if live is None else OffsetFiles(live.root, live.dialect.config)
 
 
 def consumer_group(

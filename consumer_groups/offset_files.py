@@ -40,8 +40,6 @@ from message_store.files.line_journal import LineJournal, encode_line
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect, JsonObject
 
-JOURNAL_NAME = "consumers"
-
 
 class QueueKey(NamedTuple):
     """One queue of a topic as one group sees it.
@@ -94,13 +92,16 @@ class Progress:
 class OffsetFiles:
     """Both files of one store. Whoever calls holds the store's lock, but for ``save``.
 
-    ``problems`` says what was damaged when they were opened. Raises SourceError and TargetError.
+    ``problems`` says what was damaged when they were opened. With ``is_only_read`` nothing is
+    written: what is noted is known in memory alone. Raises SourceError and TargetError.
     """
 
-    def __init__(self, root: StoreRoot, dialect: ConfigDialect) -> None:
+    def __init__(
+        self, root: StoreRoot, dialect: ConfigDialect, *, is_only_read: bool = False
+    ) -> None:
         self._root = root
         self._dialect = dialect
-        self._journal = LineJournal(root.own / JOURNAL_NAME)
+        self._journal = LineJournal(root.group_journal, is_only_read=is_only_read)
         self._journaled = _parse(self._journal.lines)
         text = read_config(root.path, CONSUMER_OFFSETS)
         self._json_is_damaged = bool(text.problems)
@@ -112,7 +113,7 @@ class OffsetFiles:
         self._may_have = {key: {offset} for key, offset in self._json.items()}
         self.problems = list(text.problems)
         if self._journal.has_damage:
-            self.problems.append(f"{root.own / JOURNAL_NAME}: damaged, and read up to there")
+            self.problems.append(f"{root.group_journal}: damaged, and read up to there")
         self._numbers = {key: number for number, key in enumerate(self._journaled)}
 
     @property

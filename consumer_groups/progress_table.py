@@ -36,7 +36,7 @@ class ProgressTable:
     ``problems`` says what was damaged in the files. Raises SourceError and TargetError.
     """
 
-    def __init__(self, store: GroupStore) -> None:
+    def __init__(self, store: GroupStore, files: OffsetFiles | None) -> None:
         self._store = store
         self._queues: dict[QueueKey, QueueProgress] = {}
         self._writing = threading.RLock()  # may be waited for with the store's lock held
@@ -47,8 +47,7 @@ class ProgressTable:
         self._written = 0
         self._save_next_ms: int | None = None
         self._acked_since_flush = 0
-        live = store.live
-        self._files = None if live is None else OffsetFiles(live.root, live.dialect.config)
+        self._files = files
         self.problems = [] if self._files is None else self._files.problems
         # A message that was given back, and whose acknowledgement is not on disk: queue, offset.
         self._unsynced: dict[tuple[QueueKey, int], GivenBack] = {}
@@ -125,6 +124,9 @@ class ProgressTable:
             self._files.seek(key, offset)
         for each in [each for each in self._unsynced if each[0] == key]:
             del self._unsynced[each]
+        # A flush that has begun knows nothing of what is given back from here on.
+        self._durable = tuple(each for each in self._durable if each[0] != key)
+        self._offsets.pop(key, None)
         progress.move_to(offset, {})
 
     def _still_there(self, key: QueueKey, acked: dict[int, Acked]) -> dict[int, Acked]:

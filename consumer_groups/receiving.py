@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One look into one queue for one group: which messages it receives, and which it skips."""
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,11 +8,10 @@ import attrs
 
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
+from consumer_groups.readable import tell_log
 from consumer_groups.received import Received, origin_topic
 from message_store.interface.delay_store import TopicReader
 from message_store.interface.queued_messages import Queued, QueuePart
-
-_LOG = logging.getLogger(__name__)
 
 _MOST_LOOKED_AT = 1_024
 """So many messages of a queue are looked at by one ``receive``, where a filter skips most."""
@@ -152,5 +150,5 @@ class QueueReceiver:
     def _warn_of(self, part: QueuePart) -> None:
         """A record that is damaged is skipped: nobody can read it."""
         for queue_offset, error in part.damaged.items():
-            where = f"{self.key.topic}, queue {self.key.queue_id}, offset {queue_offset}"
-            _LOG.warning("%s: a message that cannot be read is skipped: %s", where, error)
+            key = self.key
+            tell_log(f"{key.topic}, queue {key.queue_id}, queue offset {queue_offset}: {error}")

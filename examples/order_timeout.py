@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders that are not paid within half an hour are cancelled; a payment cancels the timeout.
 
-Half an hour is one of RocketMQ's delay levels, so the engine of the levels suffices. The clock is
-moved by hand. Prints::
+Half an hour is one of RocketMQ's delay levels, so the engine of the levels suffices. A timeout is
+acknowledged when its order is cancelled: after a kill in between, the next process receives it. The
+clock is moved by hand. Prints::
 
     0 minutes: orders 1, 2 and 3 were placed
     10 minutes: order 2 was paid
@@ -11,7 +12,7 @@ moved by hand. Prints::
     31 minutes: order 3 is paid, too late: already delivered
 """
 
-from delaywheel import AfterMs, Deliveries, LevelStore, ManualClock, Message, run_store
+from delaywheel import AfterMs, LevelStore, ManualClock, Message, Received, run_consumers
 
 MINUTE_MS = 60_000
 START_MS = 1_767_308_400_000
@@ -24,10 +25,19 @@ def say(text: str) -> None:
     print(f"{(clock.now_ms() - START_MS) // MINUTE_MS} minutes: {text}")
 
 
-def cancel_orders(deliveries: Deliveries) -> None:
-    """Cancel the orders whose time is up."""
-    for delivered in deliveries:
-        say(f"order {delivered.message.keys[0]} is cancelled")
+def cancel_order(timeout: Received) -> None:
+    """Cancel an order whose time is up."""
+    say(f"order {timeout.keys[0]} is cancelled")
+
+
+def work_until(store: LevelStore, minutes: int) -> None:
+    """Let the time pass, and cancel the orders whose time is up."""
+    run_consumers(
+        store,
+        {("timeouts", "orders"): cancel_order},
+        stop=lambda: clock.now_ms() >= START_MS + minutes * MINUTE_MS,
+        poll_ms=MINUTE_MS,
+    )
 
 
 with LevelStore.open("timeouts", clock=clock) as store:
@@ -36,8 +46,8 @@ with LevelStore.open("timeouts", clock=clock) as store:
         for order in ("1", "2", "3")
     }
     say("orders 1, 2 and 3 were placed")
-    run_store(store, clock, cancel_orders, until_ms=START_MS + 10 * MINUTE_MS)
+    work_until(store, minutes=10)
     store.cancel(timeouts["2"])
     say("order 2 was paid")
-    run_store(store, clock, cancel_orders, until_ms=START_MS + 31 * MINUTE_MS)
+    work_until(store, minutes=31)
     say(f"order 3 is paid, too late: {store.cancel(timeouts['3']).value}")

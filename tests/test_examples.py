@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from consumer_groups import consumer_group
+from message_store import ManualClock
 from tests.helpers.tiers import with_examples
 from tests.source_laws import ROOT
 
@@ -85,3 +87,26 @@ def test_a_repeated_job_that_is_killed_in_its_work_is_done_by_the_next_process(
         assert run.returncode == expected, run.stderr
         done += run.stdout.split("\n")[:-1]
     assert done == promised_output(example).split("\n")
+
+
+@pytest.mark.check
+def test_a_timeout_in_whose_handler_the_process_was_killed_is_received_by_the_next(
+    tmp_path: Path,
+) -> None:
+    """The kill comes where the first order is cancelled; what was printed before are two lines."""
+    from legacy_levels import LevelStore
+
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_A_HANDLER, ROOT / "examples" / "order_timeout.py", "2"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == -9, run.stderr
+    half_an_hour_later_ms = 1_767_308_400_000 + 30 * 60_000
+    clock = ManualClock(half_an_hour_later_ms)
+    with LevelStore.open(tmp_path / "timeouts", clock=clock) as store:
+        received = consumer_group(store, "orders").receive("timeouts")
+    assert [timeout.keys for timeout in received] == [("1",), ("3",)]

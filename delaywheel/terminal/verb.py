@@ -81,6 +81,7 @@ _WHEN_STOPPED = {
     "put-back": _GOES_ON,
     "generate": "what was made is removed again",
     "plain": "what was made is removed again",
+    "consume": "the next consume receives again what was not acknowledged",
 }
 """What became of the work of a verb that was stopped in the middle."""
 
@@ -195,7 +196,7 @@ def main() -> None:
 
     Works on the store directory of a stopped broker, or a copy of it; the source is only read.
     It also contains delay engines and consumer groups; see schedule, run, consume, cancel and read.
-    These verbs, groups, dead-letters and reschedule write to the store that they open.
+    schedule, run, consume, cancel, reschedule and dead-letters --redrive write to their store.
     """
     # Whatever goes wrong in a library comes back as an exception; its log lines would only add
     # tracebacks to it, as Py4J does when a run is interrupted.

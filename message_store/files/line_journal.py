@@ -52,18 +52,20 @@ class LineJournal:
     """The file at ``path``, open for appending; it is made with its first line.
 
     ``lines`` are those that were there when it was opened, ``has_damage`` says that others followed
-    which could not be read. Raises SourceError and TargetError.
+    which could not be read. With ``is_only_read`` nothing is written, whatever is appended.
+    Raises SourceError and TargetError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_only_read: bool = False) -> None:
         self._path = path
+        self._is_only_read = is_only_read
         self._descriptor: int | None = None
         self._is_dirty = False
         self._name_is_dirty = self._is_in_doubt = False
         content = read_small_file(path)
         self.lines, self._end = whole_lines(content or b"")
         self.has_damage = content is not None and self._end < len(content)
-        if content is not None:
+        if content is not None and not is_only_read:
             self._open()
 
     @property
@@ -77,6 +79,8 @@ class LineJournal:
         Raises TargetError, and SourceError after a replacement that failed.
         """
         data = b"".join(lines)
+        if self._is_only_read:
+            return
         try:
             self._settle()
             if self._descriptor is None:

@@ -43,7 +43,13 @@ from message_store.files.segments import (
     list_segments,
     require_whole_row,
 )
-from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
+from message_store.files.small_files import (
+    is_directory,
+    is_present,
+    replace_file,
+    sync_directory,
+    sync_file,
+)
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from message_store.format.queue_unit import QUEUE_UNIT
 
@@ -144,6 +150,11 @@ class StoreRoot:
         over.
         """
         return self.path / "delaywheel"
+
+    @property
+    def group_journal(self) -> Path:
+        """What consumer groups acknowledged since consumerOffset.json was written."""
+        return self.own / "consumers"
 
     @property
     def staging(self) -> Path:
@@ -340,10 +351,16 @@ class StoreRoot:
         replace_file(self.abort, abort_text)
 
     def sync_names(self) -> None:
-        """Come back when the names of small files and directories are on the disk: who opens the
-        store relies on what it sees, and a process that was killed may not have waited for them.
-        Raises TargetError.
+        """Come back when the names of small files and directories are on the disk, and what groups
+        acknowledged: who opens the store relies on what it sees, and a process that was killed may
+        not have waited for it. Raises TargetError.
         """
+        try:
+            with suppress(FileNotFoundError):
+                sync_file(self.group_journal)
+        except OSError as error:
+            what = f"cannot be synced: {reason_of(error)}"
+            raise TargetError(f"{self.group_journal}: {what}") from error
         own = (*list_directories(self.own), self.own)
         for directory in (*own, self.config, self.path, self.path.parent):
             try:

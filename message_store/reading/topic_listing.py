@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import numpy as np
 
 from message_store.base.errors import FormatError, UnsupportedStoreError
 from message_store.files.log_row import open_log
@@ -20,6 +21,50 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.looking import looking_at
+
+
+class LookedAtTopic:
+    """One topic's queues in a store that nobody writes; see ``TopicReader``.
+
+    They are read when it is made, and end where they ended then. Raises FormatError for a queue
+    that cannot be told.
+    """
+
+    def __init__(self, store: StoreRoot, log: SegmentReader, name: str) -> None:
+        self._log = log
+        directories = _queues(store.consume_queues / name)
+        self._queues = {number: read_queue(directory) for number, directory in directories}
+
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """Each queue's first queue offset, and the one behind its last."""
+        return {
+            queue_id: (self._first(entries), entries.queue_max)
+            for queue_id, entries in self._queues.items()
+            if len(entries)
+        }
+
+    def _first(self, entries: QueueEntries) -> int:
+        """The first entry whose record retention has not taken."""
+        is_there = ~entries.is_pre_blank & (entries.commit_log_offset >= self._log.min_offset)
+        rows = np.flatnonzero(is_there)
+        return entries.first_queue_offset + (int(rows[0]) if len(rows) else len(entries))
+
+    def read(
+        self, queue_id: int, from_offset: int, max_messages: int = 32
+    ) -> tuple[StoredMessage, ...]:
+        """A part of one queue, in order. Raises FormatError for a record that is damaged."""
+        entries = self._queues.get(queue_id)
+        messages: list[StoredMessage] = []
+        while entries is not None and len(messages) < max_messages:
+            end = from_offset + max_messages - len(messages)
+            for message in _messages(self._log, queue_id, entries.slice(from_offset, end)):
+                if isinstance(message, UnreadableMessage):
+                    raise FormatError(message.reason, offset=message.commit_log_offset)
+                messages.append(message)
+            from_offset = end
+            if end >= entries.queue_max:
+                break
+        return tuple(messages)
 
 
 @attrs.frozen

@@ -2,17 +2,25 @@
 """The verbs of consumer groups: what they print, acknowledge, retry and drive back."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from consumer_groups import GroupStore, consumer_group
+from legacy_levels import LevelStore
+from message_store import AtMs, ManualClock, Message
+from tests.faults.engines import ENGINES
 
 NOW = "2026-01-02T03:04:05Z"
 LATER = "2026-01-02T03:05:05Z"
+T0 = 1_793_000_000_000
 
 
 def run(*words: object) -> Result:
@@ -66,9 +74,145 @@ def test_groups_are_listed_with_what_is_ready(store: Path) -> None:
     result = run("groups", store, "--now", NOW, "--json")
     assert result.exit_code == cli.DONE, result.output
     assert json.loads(result.stdout)["groups"] == [
-        {"group": "billing", "topic": "orders", "ready": 1}
+        {
+            "name": "billing",
+            "ready": {"orders": 1},
+            "retries_ready": 0,
+            "retries_waiting": 0,
+            "dead": 0,
+            "in_flight": 0,
+        }
     ]
     assert "billing  orders: 1 message ready" in run("groups", store, "--now", NOW).stdout
+
+
+def counts_of(store: Path, *, now: str = NOW) -> dict[str, Any]:
+    result = run("groups", store, "--now", now, "--json")
+    assert result.exit_code == cli.DONE, result.output
+    [facts] = json.loads(result.stdout)["groups"]
+    return dict(facts)
+
+
+def none_is_left(store: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of all files, which change where anybody writes."""
+    files = (each for each in store.rglob("*") if each.is_file())
+    return {str(each): (each.stat().st_mtime_ns, each.stat().st_size) for each in files}
+
+
+def test_groups_count_retries_that_wait_and_that_are_ready_and_dead_letters(store: Path) -> None:
+    program = "import sys; sys.exit(sys.stdin.read() == 'a')"
+    consume(store, "--exec", f'{sys.executable} -c "{program}"')
+    found = counts_of(store)
+    assert (found["ready"], found["retries_ready"], found["retries_waiting"]) == (
+        {"orders": 0},
+        0,
+        1,
+    )
+    assert run("run", store, "--now", LATER).exit_code == cli.DONE
+    found = counts_of(store, now=LATER)
+    assert (found["retries_ready"], found["retries_waiting"]) == (1, 0)
+    with LevelStore.open(store) as opened:
+        group = consumer_group(opened, "billing")
+        [message] = group.receive("orders")
+        group.reject(message)
+    found = counts_of(store, now=LATER)
+    assert (found["retries_ready"], found["dead"]) == (0, 1)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_groups_and_dead_letters_are_looked_at_beside_a_process_that_has_the_store(
+    tmp_path: Path, engine: str
+) -> None:
+    path, clock = tmp_path / "store", ManualClock(T0)
+    store = cast(GroupStore, ENGINES[engine].open(path, clock, False))
+    try:
+        for number in range(6):
+            store.schedule(Message("orders", b"%d" % number), AtMs(clock.now_ms()))
+        store.advance(clock.now_ms())
+        group = consumer_group(store, "billing")
+        first, second, third, *_ = group.receive("orders")
+        group.ack(first)
+        group.retry(second)
+        group.reject(third)
+        before = none_is_left(path)
+        now = str(clock.now_ms())
+        assert counts_of(path, now=now) == {
+            "name": "billing",
+            "ready": {"orders": 3},
+            "retries_ready": 0,
+            "retries_waiting": 1,
+            "dead": 1,
+            "in_flight": None,
+        }
+        shown = run("groups", path, "--now", now)
+        assert "billing  orders: 3 messages ready or in flight" in shown.stdout
+        assert "has the store open" in shown.stderr
+        assert none_is_left(path) == before
+        store.advance(clock.now_ms())
+        before = none_is_left(path)
+        letters = lines(run("dead-letters", path, "billing", "--now", now))
+        assert [letter["body"] for letter in letters] == ["2"]
+        assert none_is_left(path) == before
+    finally:
+        store.close()
+
+
+def test_a_damaged_dead_letter_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store", ManualClock(T0)
+    with LevelStore.open(path, clock=clock) as store:
+        for number in range(3):
+            store.schedule(Message("orders", b"letter %d" % number), AtMs(T0))
+        store.advance(T0)
+        group = consumer_group(store, "billing")
+        for message in group.receive("orders"):
+            group.reject(message)
+        store.advance(T0)
+        place = list(group.dead_letters())[1].stored.commit_log_offset
+    [log] = (path / "commitlog").iterdir()
+    with log.open("rb") as file:
+        data = file.read(1 << 20)
+    with log.open("r+b") as file:
+        file.seek(data.index(b"letter 1", place))
+        file.write(b"L")
+    for words, code in (((), cli.FINDINGS), (("--redrive",), cli.FINDINGS)):
+        result = run("dead-letters", path, "billing", "--now", T0, *words)
+        assert [letter["body"] for letter in lines(result, code)] == ["letter 0", "letter 2"]
+        assert "cannot be read: %DLQ%billing, queue 0, queue offset 1: " in result.stderr
+
+
+def test_a_topic_that_is_not_there_is_refused_at_once(store: Path) -> None:
+    result = run("consume", store, "order", "--group", "billing", "--now", NOW)
+    assert result.exit_code == cli.USAGE
+    assert "nothing was ever put into order; it holds no topic yet" in result.stderr
+    assert json.loads(run("groups", store, "--now", NOW, "--json").stdout) == {"groups": []}
+    consume(store, "--limit", 1)
+    result = run("consume", store, "order", "--group", "billing", "--now", NOW)
+    assert "it holds orders, and nothing waits for it" in result.stderr
+
+
+@pytest.mark.check
+def test_ctrl_c_during_a_command_costs_no_retry_and_says_what_becomes_of_its_message(
+    store: Path,
+) -> None:
+    """As a terminal does, it interrupts the command as well."""
+    program = "import time; print('works', flush=True); time.sleep(60)"
+    start = [sys.executable, "-m", "delaywheel", "consume", str(store)]
+    words = [*start, "orders", "--group", "billing"]
+    with subprocess.Popen(
+        [*words, "--exec", f'{sys.executable} -c "{program}"'],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "works\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == cli.INTERRUPTED, told
+    assert "the message is not acknowledged, and the next consume receives it again" in told
+    again = lines(consume(store, now="2030-01-01T00:00:00Z"))
+    assert [(line["body"], line["retries"]) for line in again] == [("a", 0), ("b", 0)]
 
 
 def test_dead_letters_are_listed_and_driven_back(store: Path) -> None:

@@ -12,6 +12,7 @@ import enum
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import attrs
 
@@ -32,6 +33,13 @@ class Fate(enum.Enum):
 
 ABSENT, PENDING, DELIVERED, CANCELLED = Fate
 Fates = frozenset[Fate]
+
+
+class Uncertain(Protocol):
+    """Something of which is known what may have become of it, now and since the last flush."""
+
+    may: frozenset[Any]
+    since: frozenset[Any]
 
 
 def message_of(name: str) -> Message:
@@ -124,6 +132,8 @@ class Account:
     may_repeat: bool = False
     is_repeating: bool = False
     lives: list[Life] = attrs.field(factory=list)
+    others: list[Uncertain] = attrs.field(factory=list)
+    """What is known of the same store beside its messages."""
     advanced_to_ms: int = -1
     widest_ms: int = 1
     _batches: int = 0
@@ -208,26 +218,28 @@ class Account:
 
     def flushed(self) -> None:
         """What is so now outlives a loss of power."""
-        for life in self.lives:
-            life.since = life.may
+        for each in self._all:
+            each.since = each.may
 
     @contextmanager
     def flushing(self) -> Iterator[None]:
         """A flush beside other threads: what was so when it began, and all that was so since, may
         be on the disk. One that fails makes nothing certain.
         """
-        before = {life: life.since for life in self.lives}
-        for life in self.lives:
-            life.since = life.may
+        before = [(each, each.since) for each in self._all]
+        for each in self._all:
+            each.since = each.may
         try:
             yield
         except BaseException:
-            for life, since in before.items():
-                life.since |= since
+            for each, since in before:
+                each.since |= since
             raise
 
     def power_lost(self) -> None:
         """Nothing is certain but what was so all the time since the last flush."""
+        for other in self.others:
+            other.may = other.since
         for life in self.lives:
             life.become(life.since)
             if ABSENT in life.may:  # a batch that nobody flushed may be there in part
@@ -259,6 +271,10 @@ class Account:
                 life.family, life.receipt = target, None
                 life.late_ms += precision_ms
         self.widest_ms = max(self.widest_ms, precision_ms)
+
+    @property
+    def _all(self) -> list[Uncertain]:
+        return [*self.lives, *self.others]
 
     def _own(self) -> list[Life]:
         return [life for life in self.lives if life.family == self.family]

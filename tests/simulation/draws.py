@@ -27,7 +27,10 @@ KILLS: Final = "kills"
 INDEX: Final = "time-index"
 """A focus: the engine of each run is a time index, whatever was drawn."""
 
-FOCUSES: Final = (DAMAGE, KILLS, INDEX)
+GROUPS: Final = "groups"
+"""A focus: consumer groups receive and settle what is delivered. Every message has its own name."""
+
+FOCUSES: Final = (DAMAGE, KILLS, INDEX, GROUPS)
 
 
 @attrs.frozen
@@ -80,6 +83,14 @@ class Drawn:
             repeats = focus == DAMAGE and owner.engine != "hierarchy" and seed % 3 == 0
             kept = attrs.evolve(owner.settings, repeat_after_kill=repeats)
             owner = attrs.evolve(owner, settings=kept)
+        if focus == GROUPS:
+            kept = attrs.evolve(owner.settings, retention_ms=300 * DAY_MS)
+            is_index = rng.random() < 0.25
+            engine, precision_ms = owner.engine, owner.precision_ms
+            if is_index:
+                engine, precision_ms = INDEX, None
+            owner = attrs.evolve(owner, settings=kept, engine=engine, precision_ms=precision_ms)
+            return Drawn(owner, looks, max(count, 12), drawn, None)
         if focus == DAMAGE:
             kept = attrs.evolve(owner.settings, retention_ms=300 * DAY_MS)
             owner = attrs.evolve(owner, settings=kept)

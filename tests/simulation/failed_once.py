@@ -16,3 +16,8 @@ FAILED_ONCE: Final = {
     "a-unit-without-its-record-counts-for-the-first-message": 947_966,
 }
 """What was wrong, and the seed that met it."""
+
+FAILED_ONCE_IN_GROUPS: Final = {
+    "an-acknowledgement-of-a-killed-process-is-in-memory-alone-after-a-flush": 178,
+}
+"""The same of runs with the focus on groups."""

@@ -52,7 +52,12 @@ class Outcome:
 
 
 class RandomRun:
-    """The run of a seed, in a folder of its own; ``skipped`` steps are left out."""
+    """The run of a seed, in a folder of its own; ``skipped`` steps are left out.
+
+    A fault that was drawn waits ``patience`` steps for the change that it strikes.
+    """
+
+    patience = 4
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class RandomRun:
         strike = self._strikes.get(number)
         if strike is not None:
             self._strike, self._failing = strike, strike.failing(rng)
-            self._patience = 4
+            self._patience = self.patience
         actions = self._actions()
         [action] = rng.choices([each for each, _ in actions], [weight for _, weight in actions])
         self._guarded(number, action, rng)

@@ -28,8 +28,9 @@ import attrs
 import pytest
 
 from message_store.base import parallel
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, KILLS, Drawn
-from tests.simulation.failed_once import FAILED_ONCE
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, Drawn
+from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS
+from tests.simulation.group_run import GroupRun
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
 from timer_wheel.wheel import waiting
@@ -74,7 +75,16 @@ def run_seed(
             patch.setattr(waiting, "_SLOTS_AT_ONCE", 1)
         if focus is None and seed % MIGRATION_EVERY == 0:
             return run_migration(seed, folder)
-        return RandomRun(seed, folder, skipped, focus).run()
+        return run_of(seed, folder, skipped, focus).run()
+
+
+def run_of(
+    seed: int, folder: Path, skipped: frozenset[int] = frozenset(), focus: str | None = None
+) -> RandomRun:
+    """The run of a store by its seed, which has not begun."""
+    if focus == GROUPS:
+        return GroupRun(seed, folder, skipped)
+    return RandomRun(seed, folder, skipped, focus)
 
 
 def kinds_of(seed: int, focus: str | None = None) -> frozenset[str]:
@@ -101,7 +111,7 @@ def run_some(seeds: Sequence[int], focus: str | None = None) -> list[Told]:
 
 def shorten(seed: int, folder: Path, focus: str | None) -> tuple[frozenset[int], Outcome]:
     """As many steps as can be left out of a run that fails, for it to fail in the same way."""
-    whole = RandomRun(seed, folder, focus=focus)
+    whole = run_of(seed, folder, focus=focus)
     count, wanted = whole.count, whole.run().wrong[:12]
     skipped: frozenset[int] = frozenset()
     size = max(1, count // 2)
@@ -214,8 +224,9 @@ def main() -> int:
     """Run the seeds that are asked for, and tell of them."""
     asked = asked_for()
     seeds = seeds_of(asked.first, asked.seeds, asked.kinds, asked.focus)
-    if asked.failed_once and asked.focus is None:
-        seeds = [*FAILED_ONCE.values(), *seeds]
+    if asked.failed_once and asked.focus in (None, GROUPS):
+        failed_once = FAILED_ONCE if asked.focus is None else FAILED_ONCE_IN_GROUPS
+        seeds = [*failed_once.values(), *seeds]
     if asked.trace or asked.shorten:
         return max(
             trace_one(seed, asked.focus, shortened=asked.shorten, with_events=asked.events)

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
+from consumer_groups import consumer_group
 from legacy_levels.engine import offset_persistence
 from legacy_levels.engine.offset_persistence import OffsetPersistence
 from legacy_levels.engine.store import LevelStore
@@ -107,6 +108,25 @@ def test_a_flush_after_a_kill_waits_for_the_cancels_of_the_killed_process(tmp_pa
         abandon(store)
     left = unsynced_files(disk.events, moment)
     assert [each for each in left if each.startswith(ROWS)] == []
+
+
+def test_a_flush_after_a_kill_waits_for_what_groups_of_the_killed_process_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """Whoever opens the store need not have groups. Found by random runs."""
+    root, clock = tmp_path / "store", ManualClock(NOW_MS)
+    with recording(root) as disk:
+        store = LevelStore.open(root, clock=clock, settings=SMALL)
+        store.schedule(Message("orders", b""), AfterMs(0))
+        store.advance(NOW_MS)
+        group = consumer_group(store, "billing")
+        group.ack(*group.receive("orders"))
+        abandon(store)
+        store = LevelStore.open(root, clock=clock, settings=SMALL)
+        store.flush()
+        moment = len(disk.events)
+        abandon(store)
+    assert "delaywheel/consumers" not in unsynced_files(disk.events, moment)
 
 
 def test_an_interrupt_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from migrate.look.inspect import inspect_store
 from tests.simulation.account import CANCELLED, PENDING, Fates, Life
 from tests.simulation.simulated_disk import Killed
 from tests.simulation.turns import TURNS
-from tests.simulation.world import World
+from tests.simulation.world import World, is_given_back
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 @attrs.frozen
@@ -87,6 +87,10 @@ class Together:
         self._looks_beside = self._world.tells_readers
         if self._looks_beside:
             self._works.append(("look beside", self._look_beside))
+
+    def also(self, told: str, work: Work) -> None:
+        """A thread does this."""
+        self._works.append((told, work))
 
     def close(self) -> None:
         """A thread closes the store."""
@@ -207,7 +211,8 @@ class Together:
 
     def _look(self) -> None:
         pending = self._world.store.pending()
-        self._shown.append(Counter(each.unique_key or "" for each in pending))
+        own = (each for each in pending if not is_given_back(each.topic))
+        self._shown.append(Counter(each.unique_key or "" for each in own))
 
     def _look_beside(self) -> None:
         found = inspect_store(self._world.root, now_ms=self._world.clock.now_ms())

@@ -15,12 +15,13 @@ from typing import Any
 import attrs
 import pytest
 
+from consumer_groups import progress_table
 from legacy_levels.engine import offset_persistence
 from message_store.files import unsynced
 from message_store.writing import store
 from tests.simulation.simulated_disk import Killed
 
-_MODULES = (store, unsynced, offset_persistence)
+_MODULES = (store, unsynced, offset_persistence, progress_table)
 """Those that make locks."""
 _PATIENCE_S = 120
 """So long a thread waits for its turn before a lock that is none of these must hold it up."""
@@ -32,7 +33,7 @@ class StandstillError(AssertionError):
 
 @attrs.define(eq=False)
 class _Worker:
-    work: Callable[[], None]
+    work: Callable[[], object]
     gate: threading.Semaphore = attrs.field(factory=lambda: threading.Semaphore(0))
     may_go: Callable[[], bool] = lambda: True
     is_over: bool = False
@@ -50,7 +51,7 @@ class Turns:
         self._is_dead = False
 
     def run(
-        self, works: Sequence[Callable[[], None]], rng: random.Random
+        self, works: Sequence[Callable[[], object]], rng: random.Random
     ) -> list[BaseException | None]:
         """Do all of this at once; returns what each raised. After Killed in one of them the process
         is dead, and the others come to nothing more.

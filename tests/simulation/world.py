@@ -57,6 +57,11 @@ FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers", "time-
 _MADE_ANEW = {"wheel": "timerlog", "hierarchy": "delaywheel/hierarchy/index"}
 
 
+def is_given_back(topic: str) -> bool:
+    """Whether a topic is one of what a consumer group gave back."""
+    return topic.startswith("%")
+
+
 class WrongError(AssertionError):
     """An invariant that does not hold."""
 
@@ -317,7 +322,12 @@ class World:
     @property
     def came(self) -> Counter[str]:
         """How often each message was delivered."""
-        return Counter(each.name for each in self._seen.values())
+        return Counter(each.name for each in self.found)
+
+    @property
+    def found(self) -> list[Found]:
+        """What was seen in topics, but for what groups gave back."""
+        return [each for each in self._seen.values() if not is_given_back(each.topic)]
 
     @property
     def came_before(self) -> Counter[str]:
@@ -329,9 +339,8 @@ class World:
         """Everything that must hold of an open store."""
         self.see()
         pending = list(self.store.pending())
-        self.require(
-            self.account.observe(Counter(each.unique_key or "" for each in pending), self.came)
-        )
+        shown = [each.unique_key or "" for each in pending if not is_given_back(each.topic)]
+        self.require(self.account.observe(Counter(shown), self.came))
         errors = [each for each in self.store.check() if each.severity is Severity.ERROR]
         self.require([f"check finds: {each}" for each in errors])
         if self.owner.async_delivery and self.owner.engine == "levels":
@@ -352,6 +361,8 @@ class World:
         """
         assert self._store is None
         if self.account.is_repeating or not self.account.lives or not self.tells_readers:
+            return
+        if self.account.others:  # what groups gave back is pending as well
             return
         own = [life for life in self.account.lives if PENDING in life.may]
         if all(len(life.may) == 1 for life in own):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs that use an engine say to people; lines are not yet escaped."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from delaywheel.terminal.options.message_lines import message_json
 from delaywheel.terminal.render.text import due_span, some
@@ -14,6 +14,9 @@ from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.message_life import TraceStep
 from message_store.reading.topic_listing import UnreadableMessage
+
+if TYPE_CHECKING:
+    from migrate.look.groups import GroupFacts
 
 Topics = Mapping[str, Sequence[int]]
 """Topics and the numbers of their queues."""
@@ -116,6 +119,16 @@ def step_line(step: TraceStep, now_ms: int) -> str:
         f"first {step.first_offset}" if step.first_offset != record.commit_log_offset else "",
     ]
     return "  ".join(word for word in words if word)
+
+
+def group_lines(groups: "Iterable[GroupFacts]") -> Iterator[str]:
+    """How far each group is behind: a line a topic, then its retries and dead letters."""
+    for group in groups:
+        ready = "ready" if group.in_flight is not None else "ready or in flight"
+        for topic, count in group.ready.items():
+            yield f"{group.name}  {topic}: {counted(count, 'message')} {ready}"
+        retries = f"{group.retries_ready:,} {ready}, {group.retries_waiting:,} waiting"
+        yield f"{group.name}  retries: {retries}; {counted(group.dead, 'dead letter')}"
 
 
 def unreadable_line(message: UnreadableMessage) -> str:

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of consumer groups: ``consume``, ``groups`` and ``dead-letters``.
 
-Each opens the store as its engine does, and so has it alone.
+``consume``, and ``dead-letters --redrive``, open the store as its engine does, and so have it
+alone. The others only look, also while another process has it.
 """
 
 import shlex
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+import attrs
 import click
 
-from delaywheel.terminal.options.conversion import STORE
-from delaywheel.terminal.options.engine import engine_options, opened
+from delaywheel.terminal.options.conversion import STORE, now_option
+from delaywheel.terminal.options.engine import Engine, engine_options, opened
 from delaywheel.terminal.options.loop import loop_options, told_loop
 from delaywheel.terminal.options.types import DURATION
+from delaywheel.terminal.render.engine import group_lines, nothing_there_line
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
-from message_store.base.clock import ManualClock
+from message_store.base.clock import ManualClock, SystemClock
 from message_store.base.durations import DURATION_FORMS
 from message_store.base.errors import DelayStoreError
-from message_store.base.printable import counted
 
 if TYPE_CHECKING:
     from consumer_groups import GroupStore, Received
@@ -71,12 +77,19 @@ def consume(
     --exec is given. The first retry waits for the delay of level 3, the next for level 4 and so on.
     After 16 retries a message is a dead letter.
 
+    Ctrl-C waits for the command that --exec runs. If Ctrl-C ends that too, its message is neither
+    acknowledged nor retried: the next consume receives it again.
+
+    No other process can schedule meanwhile. So a topic into which nothing was put, and for which
+    nothing waits, is refused.
+
     With --now the clock is simulated, and the command ends at that time, or --for later.
     """
     with loading(output):
         from consumer_groups import consumer_group, run_consumers
     words = None if command is None else _command(command)
     with opened(output, store, **given) as (engine, clock):
+        _require_topic(engine, store, topic)
         until_ms = None if for_ms is None else clock.now_ms() + for_ms
         if until_ms is None and isinstance(clock, ManualClock):
             until_ms = clock.now_ms()
@@ -105,6 +118,15 @@ def consume(
     click.get_current_context().exit(FINDINGS if worked.retried else DONE)
 
 
+def _require_topic(engine: Engine, store: Path, topic: str) -> None:
+    """Refuse a topic that gets no message however long somebody waits."""
+    from message_store.reading.topic_listing import topics_with_queues
+
+    if not engine.topic(topic).ranges() and next(engine.pending(topic=topic), None) is None:
+        there = nothing_there_line(topic, None, topics_with_queues(store))
+        raise click.BadParameter(f"{there}, and nothing waits for it", param_hint="TOPIC")
+
+
 def _command(text: str) -> list[str]:
     """The words of a command that is there: a typing error must not cost each message a retry."""
     try:
@@ -123,35 +145,56 @@ def _hand_over(output: "Output", message: "Received", words: list[str] | None) -
         if not output.has_reader:
             raise _NotHandledError("nobody reads the messages any more")
         return
-    done = subprocess.run(words, input=message.body, check=False)
+    name = message.unique_key or message.stored.offset_message_id
+    with _noting_signals() as signals:
+        done = subprocess.run(words, input=message.body, check=False)
+    if done.returncode and signals:
+        output.warn(
+            f"{name}: {words[0]} was stopped with consume; the message is not acknowledged, and the"
+            " next consume receives it again"
+        )
+        raise KeyboardInterrupt
     if done.returncode:
-        name = message.unique_key or message.stored.offset_message_id
         output.warn(f"{name}: {words[0]} ended with exit code {done.returncode}; it is retried")
         raise _NotHandledError(f"exit code {done.returncode}")
 
 
+@contextmanager
+def _noting_signals() -> Iterator[list[int]]:
+    """The signals that ask for an end meanwhile; whoever waits for them gets them as well."""
+    seen: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @verb("delaywheel groups /tmp/orders")
 @click.argument("store", type=STORE)
-@engine_options
-def groups(output: "Output", store: Path, **given: Any) -> None:
+@now_option("Reference time:")
+def groups(output: "Output", store: Path, now_ms: int) -> None:
     """List the consumer groups of a store, and how far each is behind in each topic.
 
-    Ready are the messages that it can receive now. Retries that still wait, and dead letters, are
-    not counted. The store is opened for writing: of one that is to be converted, look at a copy.
+    Ready are the messages that it can receive now. Of its retries some are ready, and others wait
+    for their time. The store is only read, also while another process has it open. Which messages
+    are in flight only that process knows: they are counted as ready then.
     """
     with loading(output):
-        from consumer_groups import group_names, group_topics
-    with opened(output, store, **given) as (engine, _clock):
-        found = [
-            (name, topic, lag)
-            for name in group_names(cast("GroupStore", engine))
-            for topic, lag in group_topics(cast("GroupStore", engine), name).items()
-        ]
-    facts = [{"group": name, "topic": topic, "ready": lag.ready} for name, topic, lag in found]
-    output.result(
-        lambda: {"groups": facts},
-        (f"{name}  {topic}: {counted(lag.ready, 'message')} ready" for name, topic, lag in found),
-    )
+        from migrate.look.groups import look_at_groups
+    output.tell_of_writer(store)
+    found = look_at_groups(store, now_ms=now_ms)
+    output.result(lambda: {"groups": list(map(attrs.asdict, found))}, group_lines(found))
 
 
 @verb("delaywheel dead-letters /tmp/orders billing --redrive")
@@ -159,21 +202,39 @@ def groups(output: "Output", store: Path, **given: Any) -> None:
 @click.argument("group")
 @click.option("--redrive", is_flag=True, help="Let the group receive them again.")
 @engine_options
-def dead_letters(output: "Output", store: Path, group: str, redrive: bool, **given: Any) -> None:
+def dead_letters(
+    output: "Output", store: Path, group: str, redrive: bool, now_ms: int | None, **given: Any
+) -> None:
     """List the dead letters of a consumer group, oldest first, one JSON object a line.
 
     Nothing is delivered by it: what was rejected shows when the store was advanced, by run or
-    consume. With --redrive each is received again by the next consume, as a message that was never
-    retried. The store is opened for writing: of one that is to be converted, look at a copy.
+    consume. The store is only read, also while another process has it open.
+
+    With --redrive it is opened for writing, and each letter is received again by the next consume,
+    as a message that was never retried. Letters that cannot be read are named on stderr, and make
+    the exit code 1.
     """
     with loading(output):
-        from consumer_groups import consumer_group, group_names
-    with opened(output, store, **given) as (engine, _clock):
-        if group not in (known := group_names(cast("GroupStore", engine))):
-            names = f"; there are {', '.join(known)}" if known else ""
-            raise click.BadParameter(f"no group {group}{names}", param_hint="GROUP")
-        consumers = consumer_group(cast("GroupStore", engine), group)
-        for letter in consumers.dead_letters():
-            output.received(letter)
-            if redrive:
+        from consumer_groups import consumer_group
+        from migrate.look.groups import groups_in, look_at_dead_letters
+    look_ms = SystemClock().now_ms() if now_ms is None else now_ms
+    if group not in (known := groups_in(store, now_ms=look_ms)):
+        names = f"; there are {', '.join(known)}" if known else ""
+        raise click.BadParameter(f"no group {group}{names}", param_hint="GROUP")
+    damaged: list[str] = []
+
+    def tell(where: str) -> None:
+        damaged.append(where)
+        output.warn(f"cannot be read: {where}")
+
+    if redrive:
+        with opened(output, store, now_ms=now_ms, **given) as (engine, _clock):
+            consumers = consumer_group(cast("GroupStore", engine), group)
+            for letter in consumers.dead_letters(tell):
+                output.received(letter)
                 consumers.redrive(letter)
+    else:
+        output.tell_of_writer(store)
+        for letter in look_at_dead_letters(store, group, tell, now_ms=look_ms):
+            output.received(letter)
+    click.get_current_context().exit(FINDINGS if damaged else DONE)
