@@ -87,6 +87,7 @@ def measure(
     acknowledged, and after the flush that saves its offsets. The clock stands still until then.
     """
     assert store.live is not None
+    journal = store.live.root.group_journal
     at_first = journal.stat().st_size if journal.exists() else 0
     group = consumer_group(store, name)
     assert group.lag(_TOPIC).ready == count
