@@ -24,6 +24,7 @@ from message_store.files.line_journal import encode_line
 from message_store.interface.queued_messages import QueuedRecord, QueuePart
 from message_store.writing.topics import LiveTopic
 from tests.consumer_groups.group_bench import GroupBench, texts
+from tests.migrate.stops import Stopped, stopping_before
 
 TOPICS = ("orders", "bills")
 FILTERS = (None, None, "a", "a || b", "*")
@@ -273,6 +274,34 @@ def test_the_last_record_of_a_run_vouches_for_all(bench: GroupBench) -> None:
     path.write_bytes(b"".join(changed if line == run else line for line in lines))
     bench.store = bench.opened()
     assert bench.bodies(bench.group()) == list("abcd")
+
+
+def test_a_run_counts_whole_or_not_at_all_wherever_a_process_stops(tmp_path: Path) -> None:
+    number, stopped = 0, True
+    while stopped:
+        bench = GroupBench("levels", tmp_path / str(number))
+        bench.deliver(*"abcde")
+        bench.store.flush()
+        group = bench.group()
+        received = group.receive("orders")
+        acked: set[str] = set()
+        try:
+            with stopping_before(bench.folder, number):
+                for run in (received[:2], received[3:]):
+                    group.ack(*run)
+                    acked.update(texts(run))
+                    bench.store.flush()
+                bench.store.close()
+            stopped = False
+        except Stopped:
+            pass
+        bench.kill()
+        left = bench.bodies(bench.group())
+        assert left in (list("abcde"), list("cde"), ["c"])
+        assert not acked & set(left)
+        bench.store.close()
+        number += 1
+    assert number > 10
 
 
 def test_a_loop_decodes_no_more_than_its_handler_reads(bench: GroupBench) -> None:
