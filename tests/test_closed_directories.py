@@ -60,6 +60,8 @@ CASES: dict[str, tuple[int, Words]] = {
     "run": (SOURCE, lambda at: (at.closed,)),
     "schedule": (SOURCE, lambda at: (at.closed, "--topic", "t", "--body", "b", "--after", "1s")),
     "cancel": (SOURCE, lambda at: (at.closed, HANDLE)),
+    "reschedule": (SOURCE, lambda at: (at.closed, HANDLE, "--after", "1s")),
+    "trace": (SOURCE, lambda at: (at.closed, "K")),
     "consume": (SOURCE, lambda at: (at.closed, "t", "--group", "g")),
     "groups": (SOURCE, lambda at: (at.closed,)),
     "dead-letters": (SOURCE, lambda at: (at.closed, "g")),

@@ -134,7 +134,8 @@ class TimeIndexIntake:
     def _cancel_part(self, message: StoredMessage, due_ms: int, now_ms: int) -> Part:
         queue = self._cancels
         marker = Message(topic=message.real_topic, body=_CANCEL_BODY, unique_key=message.unique_key)
-        place, named = queue.max_offset, ~message.commit_log_offset
+        place = queue.max_offset
+        named = ~message.commit_log_offset
 
         def make(at: int) -> tuple[bytes, int]:
             record, _, tags_code, _ = self._maker.record(

@@ -36,8 +36,9 @@ def trace_directory(path: Path | str, unique_key: str) -> list[TraceStep]:
     The store may be a broker's, or open in another process of ours. Raises SourceError for a
     directory that is no store, or that a broker holds.
     """
-    with looking_at(root := StoreRoot(path)), open_log(root) as reader:
-        root.require_readable()
+    root = StoreRoot(path)
+    root.require_readable()
+    with looking_at(root), open_log(root) as reader:
         return list(tell(find_records(reader, unique_key)))
 
 
@@ -46,9 +47,9 @@ def trace_offset_id(path: Path | str, offset_id: str) -> list[TraceStep]:
 
     Raises BadFieldError for text that is no such id.
     """
-    offset = offset_of_id(offset_id)
-    with looking_at(root := StoreRoot(path)), open_log(root) as reader:
-        root.require_readable()
+    offset, root = offset_of_id(offset_id), StoreRoot(path)
+    root.require_readable()
+    with looking_at(root), open_log(root) as reader:
         record = record_at(reader, offset)
         if record is None:
             return []

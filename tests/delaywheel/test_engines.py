@@ -674,7 +674,7 @@ ORDER = ("schedule", "S", "--topic", "a", "--body", "x")
         ((*ORDER, "--level", 1, "--broker-conf", "no.conf"), "no.conf: no such file"),
         (("run", "S", "--for", "1m", "--until", NOW), "--until and --for cannot be combined"),
         (("run", "S", "--for", "soon"), "'soon' is not a duration"),
-        (("cancel", "S"), "Missing argument"),
+        (("cancel", "S"), "give either handles or --key"),
         (("cancel", "S", "no handle"), "not a recall handle"),
         (("read", "S"), "Missing argument 'TOPIC'"),
     ],

@@ -5,6 +5,7 @@ change of the disk: it waits for its old time or for its new one, and comes once
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from message_store import AtMs, DelayStore, ManualClock, Message, Receipt, Severity
 from message_store.base.errors import DelayStoreError
 from message_store.writing.settings import StoreSettings
+from tests.faults.broker_view import look_as_a_broker
 from tests.helpers.tiers import with_examples
 from tests.simulation.bench import START_MS, Bench, Setup
 from tests.simulation.cases import watched
@@ -106,6 +108,9 @@ def test_a_stop_at_each_change_of_the_disk(
             bench.kill()
             disk.failing = None
         did_fail = failing.failed > 0
+        if engine == "wheel" and disk_is_dead:
+            view = look_as_a_broker(root, START_MS, recovers_queues=True)
+            assert (Counter(view.keys), view.wrong) == (Counter("AB"), [])
         assert_comes_once(engine, root, may_be_old=did_fail)
         at += 1
     assert at > 1
