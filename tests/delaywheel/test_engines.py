@@ -377,7 +377,7 @@ def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(pl
     later = ("--now", NOW_MS + 60_000, "--json")
     refused(run("run", place, *later), cli.USAGE, "holds both the levels and a wheel")
     wheel = run("run", place, "--engine", "wheel", *later)
-    assert "pending messages of the levels, if there are any, are left alone" in wheel.stderr
+    assert "2 messages wait in the levels, and this engine leaves them there" in wheel.stderr
     assert [json.loads(line)["unique_key"] for line in wheel.stdout.splitlines()] == ["B", "W"]
     levels = run("run", place, "--engine", "levels", *later)
     assert [json.loads(line)["unique_key"] for line in levels.stdout.splitlines()] == ["L", "K"]

@@ -52,7 +52,7 @@ class TestManyStores:
     def test_why_a_store_failed_is_said_line_by_line(self, stores: list[Path]) -> None:
         result = convert(*stores, "wheels", "--level-table", "1s 5s 11s")
         assert result.exit_code == cli.USAGE, result.output
-        assert "\nnorth: the level table given does not fit the store" in result.stderr
+        assert "\nnorth, south, west: the level table given does not fit the store" in result.stderr
         assert "\n    the level table given: 1s 5s 11s\n" in result.stderr
 
     def test_a_table_says_what_became_of_each(self, stores: list[Path]) -> None:
