@@ -11,7 +11,7 @@ from message_store.files.small_files import read_small_file
 from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
-from migrate.check.snapshot import StoreSnapshot
+from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot
 from migrate.source.members import member_state
 from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
@@ -32,6 +32,20 @@ DLEDGER_MEMBER = info(
     "a broker that starts here without enableDLegerCommitLog finds no log: it deletes the consume"
     " queues and serves nothing",
     "start it with its group only, or make an ordinary store of it with `delaywheel plain`",
+)
+CONTROLLED_MEMBER = info(
+    "controller-member",
+    "only the member of the highest epoch with the longest log has every message; the offsets of"
+    " the others are copies that lag behind",
+    "stop all members, and let `delaywheel convert --members` choose",
+)
+ACTING_SLAVE = warning(
+    "store-of-acting-slave",
+    "what a slave delivered while it acted as master, it gave to logs of other brokers, and its"
+    " master's store does not know of it. Only the slave's delayOffset.json does, after a clean"
+    " stop",
+    "convert the store of the one that delivered last; `delivered-elsewhere` counts what is in no"
+    " log here",
 )
 DISK_CLEANS = info(
     "disk-cleans-early",
@@ -101,16 +115,19 @@ _DISK_LIMITS = (
 
 
 def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Running, crashed, a slave's, a member's."""
+    """Running, crashed, a member's, a slave's, also of one that acted as master."""
     root = snapshot.root
     if snapshot.is_running:
         yield RUNNING.at(root.lock.name, "a broker or a program has the store open")
     elif snapshot.is_dirty:
         yield CRASHED.at(root.abort.name, "the last broker did not stop cleanly")
     if (member := member_state(root)) is not None:
-        problem = f"member {member.member} of a DLedger group, whose log ends at {member}"
-        yield DLEDGER_MEMBER.at(root.path, problem)
-    if snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
+        group = "a group with a controller" if member.is_controlled else "a DLedger group"
+        problem = f"member {member.member} of {group}, whose log ends at {member}"
+        yield (CONTROLLED_MEMBER if member.is_controlled else DLEDGER_MEMBER).at(root.path, problem)
+    if snapshot.is_set(ACTS_AS_MASTER):
+        yield ACTING_SLAVE.at("the broker's configuration", f"{ACTS_AS_MASTER}=true")
+    elif snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
         yield SLAVE.at("the broker's configuration", "brokerRole=SLAVE")
 
 
@@ -192,6 +209,12 @@ TIMELINE_OFF = error(
     " duplicates of what the timeline has delivered",
     "set timerRocksDBEnable=true; to leave the timeline, set timerRocksDBStopScan=true beside it",
 )
+TIMELINE_RECALLS = info(
+    "timeline-forgets-recalls",
+    "the timeline of 5.4.0 and 5.5.0 forgets a recall when the message rolls after it: the message"
+    " is delivered",
+    "let 5.5.1 or newer serve this store, or take recalled messages for possible",
+)
 
 
 def check_timeline(snapshot: StoreSnapshot) -> Iterator[Finding]:
@@ -211,6 +234,7 @@ def check_timeline(snapshot: StoreSnapshot) -> Iterator[Finding]:
     waiting = counted(int(pending.is_in_timeline.sum()), "message waits", "messages wait")
     if pending.is_in_timeline.any():
         yield TIMELINE.at(where, f"{waiting} in it")
+        yield TIMELINE_RECALLS.at(where, f"{waiting} in it")
     if snapshot.options.conf and not is_on:
         text = f"timerRocksDBEnable is not true; {waiting} in the timeline"
         yield TIMELINE_OFF.at(

@@ -37,6 +37,8 @@ CAPACITY = 20_000
 broker that serves others too. A quiet machine does several times that.
 """
 _TRUE = "true"
+ACTS_AS_MASTER = "enableSlaveActingMaster"
+"""The setting of a broker whose slave delivers while the master is down."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,8 +104,10 @@ class StoreSnapshot:
         return self.options.conf.get(key, "").strip().lower() == _TRUE
 
     def relative(self, path: Path) -> str:
-        """A path as people read it: within the store."""
-        return path.relative_to(self.root.path).as_posix()
+        """A path as people read it: within the store, or whole if it lies elsewhere."""
+        if path.is_relative_to(self.root.path):
+            return path.relative_to(self.root.path).as_posix()
+        return str(path)
 
     @property
     def is_dirty(self) -> bool:
