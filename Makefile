@@ -36,7 +36,7 @@ nightly: $(INSTALLED) java broker watchers kernels  ## run everything, all broke
 simulate: $(INSTALLED)  ## run random stores with faults on a simulated disk: make simulate SEEDS=2000 FIRST=1
 	$(BIN)/python -m tests.simulation.random_runs --seeds $(or $(SEEDS),200) --first $(or $(FIRST),1)
 
-interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
+interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0, 5.5.0 and 5.5.1
 	$(PYTEST) -m interop $(MANY) $(PYTEST_MORE)
 
 pysparks: $(INSTALLED) java  ## run the tests of Spark on the lowest and on the newest PySpark that we claim

@@ -8,7 +8,7 @@ import re
 import attrs
 import pytest
 
-from tests.interop.jars import NEWEST, VERSIONS
+from tests.interop.jars import LAST, NEWEST, VERSIONS
 from tests.source_laws import ROOT
 
 PAGE = ROOT / "docs" / "COMPATIBILITY.md"
@@ -31,13 +31,14 @@ def rows_of(text: str) -> list[Row]:
     in_table = False
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
-        if tuple(cells[1:5]) == VERSIONS:
+        if tuple(cells[1 : 1 + len(VERSIONS)]) == VERSIONS:
             in_table = True
         elif not cells:
             in_table = False
         elif in_table and set(line) - set("|-"):
-            tests = tuple(re.findall(r"`(tests/[^`]*)`", cells[5]))
-            rows.append(Row(cells[0], tuple(cells[1:5]), tests))
+            signs = tuple(cells[1 : 1 + len(VERSIONS)])
+            tests = tuple(re.findall(r"`(tests/[^`]*)`", cells[1 + len(VERSIONS)]))
+            rows.append(Row(cells[0], signs, tests))
     return rows
 
 
@@ -85,7 +86,7 @@ def test_what_is_marked_as_proven_names_a_test_with_that_version(row: Row) -> No
     sources = [(ROOT / test.partition("::")[0]).read_text(encoding="utf-8") for test in row.tests]
     proven = [v for v, sign in zip(VERSIONS, row.signs, strict=True) if sign == "✓"]
     # Tests of what does not depend on the version take the newest.
-    texts = [source.replace("NEWEST", NEWEST) for source in sources]
+    texts = [source.replace("NEWEST", NEWEST).replace("LAST", LAST) for source in sources]
     assert [version for version in proven if not any(version in text for text in texts)] == []
 
 

@@ -17,6 +17,8 @@ POM = Path(__file__).parent / "java" / "pom.xml"
 DOWNLOAD_S = 900.0
 COMPILE_S = 120.0
 _SAID_CHARS = 4_000
+OTHERS = {"5.5.1": "5.5.0"}
+"""The version of client, name server and tools where those of a broker's own are not published."""
 
 
 def missing_tools() -> str | None:
@@ -80,6 +82,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 def _download(version: str, pom: Path, target: Path) -> None:
     command = [
         "mvn", "-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}",
+        f"-Dothers.version={OTHERS.get(version, version)}",
         "dependency:copy-dependencies", f"-DoutputDirectory={target}",
     ]  # fmt: skip
     _run(command, DOWNLOAD_S)

@@ -12,7 +12,7 @@ from message_store.files.small_files import read_small_file
 from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
-from migrate.check.snapshot import StoreSnapshot
+from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot
 from migrate.source.members import member_state
 from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
@@ -38,6 +38,20 @@ ROCKSDB_QUEUES = info(
     "queues-in-rocksdb",
     "a broker that starts here with another storeType finds no queue",
     "start it with storeType=defaultRocksDB; `delaywheel convert` makes a target with files",
+)
+CONTROLLED_MEMBER = info(
+    "controller-member",
+    "only the member of the highest epoch with the longest log has every message; the offsets of"
+    " the others are copies that lag behind",
+    "stop all members, and let `delaywheel convert --members` choose",
+)
+ACTING_SLAVE = warning(
+    "store-of-acting-slave",
+    "what a slave delivered while it acted as master, it gave to logs of other brokers, and its"
+    " master's store does not know of it. Only the slave's delayOffset.json does, after a clean"
+    " stop",
+    "convert the store of the one that delivered last; `delivered-elsewhere` counts what is in no"
+    " log here",
 )
 DISK_CLEANS = info(
     "disk-cleans-early",
@@ -107,18 +121,21 @@ _DISK_LIMITS = (
 
 
 def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Running, crashed, a slave's, a member's."""
+    """Running, crashed, a member's, a slave's, also of one that acted as master."""
     root = snapshot.root
     if snapshot.is_running:
         yield RUNNING.at(root.lock.name, "a broker or a program has the store open")
     elif snapshot.is_dirty:
         yield CRASHED.at(root.abort.name, "the last broker did not stop cleanly")
     if (member := member_state(root)) is not None:
-        problem = f"member {member.member} of a DLedger group, whose log ends at {member}"
-        yield DLEDGER_MEMBER.at(root.path, problem)
+        group = "a group with a controller" if member.is_controlled else "a DLedger group"
+        problem = f"member {member.member} of {group}, whose log ends at {member}"
+        yield (CONTROLLED_MEMBER if member.is_controlled else DLEDGER_MEMBER).at(root.path, problem)
     if (database := queue_database(root.path)) is not None:
         yield ROCKSDB_QUEUES.at(snapshot.relative(database), "the consume queues are in RocksDB")
-    if snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
+    if snapshot.is_set(ACTS_AS_MASTER):
+        yield ACTING_SLAVE.at("the broker's configuration", f"{ACTS_AS_MASTER}=true")
+    elif snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
         yield SLAVE.at("the broker's configuration", "brokerRole=SLAVE")
 
 
@@ -200,6 +217,12 @@ TIMELINE_OFF = error(
     " duplicates of what the timeline has delivered",
     "set timerRocksDBEnable=true; to leave the timeline, set timerRocksDBStopScan=true beside it",
 )
+TIMELINE_RECALLS = info(
+    "timeline-forgets-recalls",
+    "the timeline of 5.4.0 and 5.5.0 forgets a recall when the message rolls after it: the message"
+    " is delivered",
+    "let 5.5.1 or newer serve this store, or take recalled messages for possible",
+)
 
 
 def check_timeline(snapshot: StoreSnapshot) -> Iterator[Finding]:
@@ -219,6 +242,7 @@ def check_timeline(snapshot: StoreSnapshot) -> Iterator[Finding]:
     waiting = counted(int(pending.is_in_timeline.sum()), "message waits", "messages wait")
     if pending.is_in_timeline.any():
         yield TIMELINE.at(where, f"{waiting} in it")
+        yield TIMELINE_RECALLS.at(where, f"{waiting} in it")
     if snapshot.options.conf and not is_on:
         text = f"timerRocksDBEnable is not true; {waiting} in the timeline"
         yield TIMELINE_OFF.at(

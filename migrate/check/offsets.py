@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from legacy_levels.backlog.queues import LevelQueue, queued_by_choice
+from legacy_levels.backlog.queues import HISTORY_ENTRIES, LevelQueue, queued_by_choice
 from legacy_levels.copies.matching import have_copies
 from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile
 from legacy_levels.neutral_units import is_message
@@ -16,7 +16,7 @@ from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.unfinished_change import DONE
 from migrate.changes.note import changes_of
-from migrate.check.snapshot import StoreSnapshot
+from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot
 
 _CHOOSE = (
     "stop the broker, compare the numbers, and replace both files by the better one. A conversion"
@@ -78,6 +78,13 @@ OFFSETS_AHEAD = error(
     "offsets-ahead",
     "a broker never delivers them",
     "put the right offset into delayOffset.json and its .bak while the broker is stopped",
+)
+DELIVERED_ELSEWHERE = warning(
+    "delivered-elsewhere",
+    "delayOffset.json alone knows: without it they are delivered once more, and so they are by the"
+    " master's store. Their copies are in the log of another broker, to which a slave that acted as"
+    " master gave them",
+    "stop the broker cleanly and convert this store with its own offsets, not --offsets none",
 )
 OFFSETS_MOVED = info(
     "offsets-moved",
@@ -144,6 +151,8 @@ def check_offsets(snapshot: StoreSnapshot) -> Iterator[Finding]:
     for queue in snapshot.queues:
         if queue.level not in snapshot.gone_queues:  # which is a finding of its own
             yield from _of_queue(snapshot, queue)
+            if snapshot.is_set(ACTS_AS_MASTER):
+                yield from _gone_elsewhere(snapshot, queue)
     backlog = snapshot.backlog
     if backlog is None:
         return
@@ -187,6 +196,19 @@ def _of_queue(snapshot: StoreSnapshot, queue: LevelQueue) -> Iterator[Finding]:
         problem = f"not due yet: {least}{counted(len(passed), 'message')} before offset {stored:,}"
         rule = OFFSETS_MOVED if _was_changed_by_us(snapshot) else OFFSETS_AHEAD
         yield rule.at(name, problem)
+
+
+def _gone_elsewhere(snapshot: StoreSnapshot, queue: LevelQueue) -> Iterator[Finding]:
+    """Messages before the offset, due by now, of which this log has no delivered copy."""
+    seen = queue.history
+    units = seen.units[is_message(seen.units) & (seen.tags_code <= _as_of_ms(snapshot))]
+    units = units[units["commit_log_offset"].astype(np.int64) >= snapshot.log.min_offset]
+    offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+    count = len(units) - int(have_copies(snapshot.log, offsets, sizes).sum()) if len(units) else 0
+    if count and not _was_changed_by_us(snapshot):
+        least = "at least " if len(seen) == HISTORY_ENTRIES else ""
+        problem = f"no copy here of {least}{counted(count, 'message')} before its offset"
+        yield DELIVERED_ELSEWHERE.at(snapshot.level_name(queue.level), problem)
 
 
 def _as_of_ms(snapshot: StoreSnapshot) -> int:

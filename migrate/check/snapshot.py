@@ -38,6 +38,8 @@ CAPACITY = 20_000
 broker that serves others too. A quiet machine does several times that.
 """
 _TRUE = "true"
+ACTS_AS_MASTER = "enableSlaveActingMaster"
+"""The setting of a broker whose slave delivers while the master is down."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,10 +105,15 @@ class StoreSnapshot:
         return self.options.conf.get(key, "").strip().lower() == _TRUE
 
     def relative(self, path: Path) -> str:
-        """A path as people read it: within the store, also of a queue that lies in RocksDB."""
-        if not path.is_relative_to(self.root.path):
-            path = self.root.path / QUEUES / path.relative_to(self.root.consume_queues)
-        return path.relative_to(self.root.path).as_posix()
+        """A path as people read it: within the store, also of a queue that lies in RocksDB; whole
+        if it lies elsewhere.
+        """
+        root = self.root
+        if path.is_relative_to(root.path):
+            return path.relative_to(root.path).as_posix()
+        if path.is_relative_to(root.consume_queues):
+            return (Path(QUEUES) / path.relative_to(root.consume_queues)).as_posix()
+        return str(path)
 
     @property
     def is_dirty(self) -> bool:

@@ -14,7 +14,7 @@ import attrs
 
 from tests.interop import processes
 from tests.interop.broker import Broker
-from tests.interop.jars import jars, judge_classes
+from tests.interop.jars import client_of, jars, judge_classes
 from tests.interop.workload import Outgoing
 
 # A busy machine is no reason to fail: a client boots in two seconds when nothing else runs.
@@ -194,7 +194,7 @@ class Judge:
             "java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *_OPENS,
             f"-Duser.home={folder}",
             f"-Dlogback.configurationFile={quiet}", "-Drocketmq.client.rebalance.waitInterval=1000",
-            "-cp", f"{judge_classes(self.version)}:{jars(self.version)}/*",
+            "-cp", f"{judge_classes(self.version)}:{jars(client_of(self.version))}/*",
             "Judge", command, *(f"{key}={value}" for key, value in every.items()),
         ]  # fmt: skip
         return processes.spawn(line, folder / "judge.out")

@@ -69,7 +69,7 @@ def plan(version: str, *, killed: bool) -> StorePlan:
             id=f"{version}-{'killed' if killed else 'stopped'}",
             marks=[pytest.mark.interop(version), pytest.mark.nightly],
         )
-        for version in ("4.9.7", "5.3.3", "5.4.0", "5.5.0")
+        for version in ("4.9.7", "5.3.3", "5.4.0", "5.5.0", "5.5.1")
         for killed in (False, True)
     ],
 )

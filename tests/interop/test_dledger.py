@@ -16,7 +16,7 @@ from tests.independent.level_messages import level_delays_ms as usual_delays_ms
 from tests.independent.real_stores import DLEDGER_49_CLEAN, DLEDGER_49_CRASH, unpack_group
 from tests.interop.account import account, lateness
 from tests.interop.conftest import MakeBroker, Tell
-from tests.interop.jars import NEWEST
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge
 from tests.interop.ours import delaywheel
 from tests.interop.stages import SMALL_FILES, convert, fill, open_target
@@ -30,7 +30,10 @@ FIXTURE_GROUP: Final = "fixture_group"
 TABLE: Final = "1s 5s 10s 15s 20s 25s 30s 35s 40s 45s 50s 60s 70s"
 GROUP: Final = "orders"
 
-pytestmark = [pytest.mark.nightly, pytest.mark.interop(OLD, NEWEST)]
+pytestmark = pytest.mark.nightly
+AFTER: Final = tuple(
+    pytest.param(version, marks=pytest.mark.interop(OLD, version)) for version in (NEWEST, LAST)
+)
 
 
 def member_settings(*ports: int) -> dict[str, object]:
@@ -56,6 +59,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+@pytest.mark.interop(NEWEST)
 def test_what_waited_in_a_killed_leader_comes_once_and_never_early(
     make_broker: MakeBroker, scratch: Path
 ) -> None:
@@ -81,10 +85,11 @@ def test_what_waited_in_a_killed_leader_comes_once_and_never_early(
         assert each.body_sha1 == line.body_sha1
 
 
+@pytest.mark.parametrize("new_version", AFTER)
 def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
-    make_broker: MakeBroker, scratch: Path, tell: Tell
+    make_broker: MakeBroker, scratch: Path, tell: Tell, new_version: str
 ) -> None:
-    here = scratch / "journey"
+    here = scratch / f"journey-{new_version}"
     here.mkdir()
     delays = level_delays_ms(TABLE)
     [port, second, third] = free_ports(3)
@@ -95,16 +100,18 @@ def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
     target = here / "target"
     report = convert(backlog.root, target, SMALL_FILES, "--level-table", TABLE)
     assert report["converted"] > 100
-    new = make_broker(NEWEST, target)
+    delaywheel("verify", backlog.root, target)
+    new = make_broker(new_version, target)
     opened = open_target(new, Judge(new, here / "new-judge"), [GROUP], report["converted"])
     # A member that misses the others is never elected, and serves what it has as a slave.
     still = member_settings(port, second, third)
     by_the_old = read_still(OLD, still, backlog.root, here, TOPICS)
     late = lateness(backlog.sent, opened.received, delays, due_after_ms=opened.opened_ms)
-    tell(f"{OLD} DLedger to {NEWEST}, {len(opened.received)} by the new broker: {late}")
+    tell(f"{OLD} DLedger to {new_version}, {len(opened.received)} by the new broker: {late}")
     assert account(backlog.sent, [*by_the_old, *opened.received], delays).faults == {}
 
 
+@pytest.mark.interop(NEWEST)
 def test_a_plain_store_is_served_as_the_group_would_have(
     make_broker: MakeBroker, scratch: Path
 ) -> None:

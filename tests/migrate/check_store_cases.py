@@ -163,6 +163,12 @@ def aged(time_ms: int) -> Callable[[Path], object]:
     return lambda root: os.utime(log_file(root, 0), (time_ms / 1000, time_ms / 1000))
 
 
+def with_epochs(root: Path) -> None:
+    (root / "epochFileCheckpoint").write_bytes(b"2\n812872448\n1-0\n2-2688079\n")
+    (root / "brokerIdentity").write_bytes(b"judge#judge-a#2")
+
+
+ACTING = {"enableSlaveActingMaster": "true", "brokerRole": "SLAVE"}
 CASES = [
     Case(code="store-crashed", make=store(abort=True)),
     Case(code="undelivered", make=then(store(), noted), says="a body that is another"),
@@ -216,6 +222,16 @@ CASES = [
         code="queues-not-flushed",
         make=then(store(abort=True), lambda root: move_queues(root, flushed=1)),
         says="in the log and in no queue",
+    ),
+    Case(code="controller-member", make=then(store(), with_epochs), says="of epoch 2"),
+    Case(code="store-of-acting-slave", make=store(), options={"conf": ACTING}),
+    Case(
+        code="delivered-elsewhere",
+        make=store(
+            LevelMessage(level=3), LevelMessage(level=18, store_timestamp_ms=T0 + 1), offsets={3: 1}
+        ),
+        options={"conf": ACTING, "now_ms": T0 + HOUR_MS},
+        says="no copy here of 1 message",
     ),
     Case(
         code="system-topic-read",

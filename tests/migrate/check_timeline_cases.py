@@ -52,6 +52,7 @@ def conf(**settings: str) -> dict[str, Any]:
 
 CASES = [
     Case(code="rocksdb-timeline", make=timeline(), says="3 messages wait"),
+    Case(code="timeline-forgets-recalls", make=timeline(), says="3 messages wait"),
     Case(code="rocksdb-timeline", make=timeline(), options=conf(), says="timerRocksDBEnable"),
     Case(code="timeline-unreadable", make=timeline(also=without_table), says="RocksDB"),
     Case(

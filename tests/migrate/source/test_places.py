@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores whose log or queues lie outside the root, in one place or in several: real ones are read
+"""Stores whose log or queues lie outside the root, in one place or in several: 4.9.7's are read
 as the truth says, hand-made ones become the bytes that they become with all parts in the root.
 """
 
