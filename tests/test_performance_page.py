@@ -102,7 +102,24 @@ def whole_results() -> dict[str, Any]:
                    "engines": {name: {what: [acknowledged] for what in ACKNOWLEDGED}
                                for name in ("levels", "wheel", "hierarchy")}},
         "waiting": {"races": [much]},
+        "peers": peers_results(),
     }  # fmt: skip
+
+
+def peers_results() -> dict[str, Any]:
+    """Two queues of benchmarks.peers, one of which could not be installed."""
+    put = {"what": "put", "outlives": "a kill", "batch": 1, "entrant": "sqlite", "load": 0.5}
+    done = put | {"messages": 2_000, "s": 0.5, "cpu s": 0.1, "stored": 2_003,
+                  "disk bytes": 2_403_600}  # fmt: skip
+    late = put | {"what": "lateness", "sent": 4_000, "sent for s": 8.0, "cpu s": 2.0, "early": 0,
+                  "different": 3_999, "late ms": {"50": 1, "99": 41, "99.9": 65, "100": 1_086},
+                  }  # fmt: skip
+    killed = put | {"what": "kill", "answered": 600, "handled before the second kill": 200,
+                    "never handled": 0, "handled twice": 57}  # fmt: skip
+    return {
+        "entrants": {"sqlite": {"unavailable": None}, "bullmq": {"unavailable": "pip: no | wheel"}},
+        "runs": [done, done | {"s": 0.25, "load": 7.5}, late, killed],
+    }
 
 
 def with_facts(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +154,11 @@ def test_other_results_make_another_page() -> None:
     assert "| 50,000,000 | 100 | 500 | 200 |" in other
     assert "| `convert --in-process` | 0.40 |" in other
     assert "| wheel | one by one | 250 | 5.0 | 0.04 | 345 | 10.0 |" in other
+    title = "put one by one, outlives a kill"
+    assert f"| {title} | sqlite | 6,000 (4,000–8,000) | 50.0 (50.0–50.0) | **busy, 7.5** |" in other
+    assert "| sqlite | 500 | 3,999 of 4,000 | 1 | 41 | 1,086 | 0 | 25 |" in other
+    assert "| sqlite | 600 | 200 | 0 | 57 | 1,200 (2,003 waiting) |" in other
+    assert "| bullmq | pip: no / wheel |" in other
 
 
 @pytest.mark.parametrize("name", sorted(whole_results()))

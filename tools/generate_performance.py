@@ -14,11 +14,12 @@ from typing import Any
 from benchmarks import waiting
 from benchmarks.bars import PLAIN
 from benchmarks.machine import RESULTS, spread, table
+from tools.peer_tables import absent_table, kills_table, lateness_table, rates_table
 from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
-          "shapes", "fleet", "memory", "power", "race", "groups")  # fmt: skip
+          "shapes", "fleet", "memory", "power", "race", "groups", "peers")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
@@ -325,6 +326,10 @@ def _what_was_run(told: Mapping[str, Any]) -> str:
 PARTS: dict[str, Callable[[Results], str]] = {
     "bars": bars_table,
     "race": race_tables,
+    "peers": rates_table,
+    "peers, lateness": lateness_table,
+    "peers, kills": kills_table,
+    "peers, absent": absent_table,
     "drains": drains_table,
     "steady": steady_table,
     "hierarchy": hierarchy_table,
