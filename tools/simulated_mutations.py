@@ -19,6 +19,7 @@ from tools.mutations import Mutation, chosen_of, mutated
 FIRST_SEED = 1
 
 KINDS: Final = {
+    "consumer_groups": ("levels", "wheel", "hierarchy"),
     "legacy_levels": ("levels",),
     "timer_wheel/hierarchy": ("hierarchy",),
     "timer_wheel/handover": ("wheel", "hierarchy"),
@@ -118,6 +119,8 @@ def found_by(mutation: Mutation, seeds: int, processes: int) -> int | None:
     module = "tests.simulation.random_runs"
     command = [sys.executable, "-m", module, "--first", str(FIRST_SEED), "--until-wrong"]
     focus = ["--failed-once"]
+    if mutation.path.startswith("consumer_groups/"):
+        focus += ["--focus", "groups"]
     for word, names in (("damage", DAMAGED), ("kills", KILLED)):
         focus = ["--focus", word] if mutation.name in names else focus
     command += ["--seeds", str(seeds), "--processes", str(processes), *focus]
