@@ -69,7 +69,7 @@ BENCHES := "start" "codec" "engines --parts schedule batch burst levels --rounds
   "engines --parts steady --name steady --steady-s 120 --rates 14000 50000 100000" \
   "hierarchy --seconds 40 --precisions 1000 1 --longest-delay-ms 600000 --pending 1000000 10000000" \
   "waiting" "power" "groups" \
-  "convert --messages 1000000 4000000 16000000" "shapes" "fleet" "memory" "race" "peers"
+  "convert --messages 1000000 4000000 16000000" "shapes" "fleet" "memory" "race" "peers --rounds 2"
 
 # The page of a race that docs/PERFORMANCE.md shows, with RocketMQ's own engines in it.
 SAMPLE := $(BIN)/delaywheel compare --workload burst --messages 50000 --delays 9s-10s --clock wall \

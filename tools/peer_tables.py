@@ -9,8 +9,6 @@ from benchmarks.peers import FAST, Measurement
 from tools.performance_bars import NOT_MEASURED, Results
 
 _MILLION = 1e6
-_BUSY_LOAD = 1.0
-"""More than half of the two cores on which the benchmarks are run."""
 
 
 def _entrants(results: Results) -> list[str]:
@@ -43,7 +41,7 @@ def rates_table(results: Results) -> str:
         if (runs := _runs(results, wanted, entrant))
     ]
     head = ("what", "queue", "messages/s: median (least–most)", "µs of processor time a message",
-            "load")  # fmt: skip
+            "load, its own in it")  # fmt: skip
     return table(head, rows) if rows else f"Puts and drains of peers were {NOT_MEASURED}."
 
 
@@ -55,18 +53,13 @@ def _rate_cells(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     failed = f", failed {len(runs) - len(done)} ×" if len(done) < len(runs) else ""
     yield spread([run["messages"] / run["s"] for run in done], 0) + failed
     yield spread([run["cpu s"] / run["messages"] * _MILLION for run in done], 1)
-    yield _load(done)
+    yield f"{max(run['load'] for run in done):.1f}"
 
 
 def _why(runs: Sequence[Mapping[str, Any]]) -> str:
     """Why a measurement has no figure: the error, without what would end a cell of a table."""
     said = next((run["failed"] for run in runs if "failed" in run), "no message in time")
     return f"failed: {said.replace('|', '/')}"
-
-
-def _load(runs: Sequence[Mapping[str, Any]]) -> str:
-    most = max(run["load"] for run in runs)
-    return f"**busy, {most:.1f}**" if most > _BUSY_LOAD else f"{most:.1f}"
 
 
 def lateness_table(results: Results) -> str:
