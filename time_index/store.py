@@ -244,7 +244,9 @@ class TimeIndexStore(EngineOnFiles):
             return Cancellation.CANCELLED
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
-        """Let a pending message wait for another time."""
+        """Let a pending message wait for another time. Raises SharedKeyError for a handle that
+        names several.
+        """
         handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
         first_offset = None if isinstance(receipt, str) else receipt.commit_log_offset
         with self._use():

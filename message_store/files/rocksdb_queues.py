@@ -103,7 +103,7 @@ def require_readable_queues(root: Path) -> None:
     if not databases:
         is_lost = is_directory(root / SEPARATE_DATABASE) and not holds_queues(root / QUEUES)
         for place in (root / SEPARATE_DATABASE, root / QUEUES):
-            if has_database(place) or (is_lost and place.name == SEPARATE_DATABASE):
+            if has_database(place.resolve()) or (is_lost and place.name == SEPARATE_DATABASE):
                 raise SourceError(
                     f"{place / _POINTER}: is missing, so that no queue can be read from RocksDB;"
                     " take the database from a backup"

@@ -189,7 +189,9 @@ def test_a_damaged_record_among_many_is_skipped_with_a_warning(
     with caplog.at_level(logging.WARNING):
         pair.receive("orders", 32, None)
     assert texts([fast for fast, _ in pair.in_hand]) == list("abdef")
-    assert "orders, queue 0, offset 2: a message that cannot be read is skipped" in caplog.text
+    assert (
+        "a message that cannot be read is skipped: orders, queue 0, queue offset 2" in caplog.text
+    )
     pair.settle("ack", pair.in_hand)
     pair.both("reopen")
     assert pair.both("bodies", pair.fast.group())[0] == []

@@ -80,6 +80,17 @@ class WheelIntake(TimerIntake):
 _DEFAULTS = StoreSettings()
 
 
+def _begin(
+    store: LiveStore, precision_ms: int | None, wheel: WheelSettings
+) -> tuple[LiveTimers, WheelSettings]:
+    """The timers of an open store, taken over where a hierarchical wheel has them."""
+    if read_active(store.root) is None:
+        return open_timers(store, precision_ms, wheel)
+    from timer_wheel.handover.to_wheel import hand_over
+
+    return hand_over(store, precision_ms, wheel)
+
+
 class WheelStore(TimerStore):
     """``DelayStore`` on a timer wheel. Made by ``open``.
 
@@ -117,9 +128,8 @@ class WheelStore(TimerStore):
         snapshots: bool = False,
         on_precision_change: Literal["refuse", "rebuild"] = "refuse",
     ) -> "WheelStore":
-        """Open the store at ``path``, and make it when nothing is there; one that was a
-        hierarchical wheel's is taken over, and what waits in it comes at the end of its slot, up
-        to ``precision_ms`` later than it was promised.
+        """Open the store at ``path``, and make it when nothing is there. What waits in a
+        hierarchical wheel comes at the end of its slot, up to ``precision_ms`` later.
 
         ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. The last
         seven are those of ``WheelSettings``; ``rules`` is all of them at once. Raises ValueError
@@ -151,12 +161,7 @@ class WheelStore(TimerStore):
         )
 
         def make() -> "WheelStore":
-            if read_active(store.root) is None:
-                opened = cls(store, *open_timers(store, precision_ms, wheel))
-            else:
-                from timer_wheel.handover.to_wheel import hand_over
-
-                opened = cls(store, *hand_over(store, precision_ms, wheel))
+            opened = cls(store, *_begin(store, precision_ms, wheel))
             finish_rescheduling(opened)
             return opened
 
