@@ -320,7 +320,7 @@ class MemoryStore(ClosedOnExit):
         )
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take back the message of a receipt, or all that a handle names."""
+        """Cancel the message of a receipt, or all that a handle names."""
         with self._open():
             entries = self._named(receipt)
             waiting = [entry for entry in entries if entry.fate is None]
