@@ -52,6 +52,7 @@ FILE_TOUCHERS = {
     "message_store/files/segments.py",
     "message_store/files/line_journal.py",
     "message_store/files/small_files.py",
+    "message_store/files/store_lock.py",
     "message_store/files/store_root.py",
     "message_store/kernels/cache.py",
     "message_store/files/live_segments.py",

@@ -243,7 +243,9 @@ class TimeIndexStore(EngineOnFiles):
             return Cancellation.CANCELLED
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
-        """Let a pending message wait for another time."""
+        """Let a pending message wait for another time. Raises SharedKeyError where several pending
+        messages share what names this one.
+        """
         handle, first_offset = named_by(receipt)
         with self._use():
             if handle.broker_name != self.live.settings.broker_name:

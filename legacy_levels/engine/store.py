@@ -354,6 +354,7 @@ class LevelStore(EngineOnFiles):
 
         The new record is on disk before the older entry is neutralised, and that is on disk when
         this returns: nothing in the log tells of it. ``finish_rescheduling`` is for a stop between.
+        Raises SharedKeyError where several pending messages share what names this one.
         """
         with self.live.reading():
             self.live.log.require_unbroken()

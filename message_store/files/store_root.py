@@ -3,10 +3,8 @@
 ``abort``.
 """
 
-import ctypes
 import errno
 import fcntl
-import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,11 +17,9 @@ from message_store.base.errors import (
     DelayStoreError,
     SourceError,
     StoreLockedError,
-    StoreOpenError,
     TargetError,
     reason_of,
 )
-from message_store.base.forks import belongs_to_this_process
 from message_store.files.dledger import (
     MEMBER_PREFIX,
     NO_LINK,
@@ -50,6 +46,7 @@ from message_store.files.small_files import (
     sync_directory,
     sync_file,
 )
+from message_store.files.store_lock import StoreLock
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from message_store.format.queue_unit import QUEUE_UNIT
 
@@ -57,9 +54,6 @@ COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
-_OF_AN_OPEN_FILE = -1
-"""Linux gives this in place of a process id for a lock of an open file, as ours are."""
-
 
 _NAME_ITS_PLACE = ". A log in another place is named by --broker-conf or --commit-log"
 
@@ -304,7 +298,7 @@ class StoreRoot:
                 lock.take(fcntl.F_RDLCK)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise self._held(lock, fcntl.F_RDLCK) from error
+                    raise lock.refusal(self.lock, fcntl.F_RDLCK) from error
             yield
         finally:
             lock.release()
@@ -319,7 +313,7 @@ class StoreRoot:
         except StoreLockedError:
             return True
 
-    def take_lock(self) -> "StoreLock":
+    def take_lock(self) -> StoreLock:
         """Hold the store for writing, against brokers and all who read under ``shared_lock``.
 
         Raises StoreLockedError when somebody holds it, this process included, and TargetError when
@@ -336,7 +330,7 @@ class StoreRoot:
             os.pwrite(descriptor, _LOCK_TEXT, 0)
         except OSError as error:
             is_held = error.errno in (errno.EACCES, errno.EAGAIN)
-            refusal = self._held(lock, fcntl.F_WRLCK) if is_held else None
+            refusal = lock.refusal(self.lock, fcntl.F_WRLCK) if is_held else None
             lock.release()
             if refusal is not None:
                 raise refusal from error
@@ -419,113 +413,6 @@ class StoreRoot:
                         path.rmdir()
             finally:
                 lock.release()
-
-    def _held(self, lock: "StoreLock", kind: int) -> StoreLockedError:
-        """What to say of a lock that is held: by whom, as far as the system tells, and what to
-        do.
-        """
-        blocking_pid = lock.blocking_pid(kind)
-        if blocking_pid != _OF_AN_OPEN_FILE:  # plain POSIX locks, which delaywheel does not take
-            who = f"another process (pid {blocking_pid})" if blocking_pid else "another process"
-            return StoreLockedError(
-                f"{self.lock}: held by {who}; stop the broker first, or whatever program that is",
-                blocking_pid or None,
-            )
-        pid = lock.holder()
-        if pid == os.getpid():
-            return StoreOpenError(
-                f"{self.lock}: the store is open in this process; close it there first", pid
-            )
-        if pid is not None:
-            return StoreOpenError(
-                f"{self.lock}: held by another process (pid {pid}) that runs delaywheel; wait until"
-                " it ends, or stop it",
-                pid,
-            )
-        return StoreOpenError(
-            f"{self.lock}: open in this process, or held by another process that runs delaywheel;"
-            " close it there, or wait for the command that has the store open"
-        )
-
-
-def _names(directory: str) -> list[str]:
-    """The names in a directory; none where it is missing or may not be read."""
-    with suppress(OSError):
-        return os.listdir(directory)
-    return []
-
-
-class _Flock(ctypes.Structure):
-    """C's struct flock: a lock of the first byte, or who is in its way."""
-
-    _fields_ = (
-        ("l_type", ctypes.c_short),
-        ("l_whence", ctypes.c_short),
-        ("l_start", ctypes.c_int64),
-        ("l_len", ctypes.c_int64),
-        ("l_pid", ctypes.c_int),
-    )
-
-
-class StoreLock:
-    """A store's lock file, until ``release``.
-
-    The lock belongs to this open file (Linux: F_OFD_SETLK), and not to the process as with plain
-    POSIX locks: a second opening in this process is refused, and closing another handle of the file
-    gives nothing up. Holders of plain POSIX locks, as brokers are, see it and are seen.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-        belongs_to_this_process(self)
-
-    def take(self, kind: int) -> None:
-        """Lock it: F_RDLCK together with other readers, F_WRLCK alone. Raises OSError."""
-        self._call(fcntl.F_OFD_SETLK, kind)
-
-    def blocking_pid(self, kind: int) -> int:
-        """Whose plain POSIX lock is in the way; -1 where an open file has the lock, 0 where nothing
-        is in the way any more, or its process cannot be seen from here.
-        """
-        with suppress(OSError):
-            found = self._call(fcntl.F_OFD_GETLK, kind)
-            return 0 if found.l_type == fcntl.F_UNLCK else int(found.l_pid)
-        return 0
-
-    def holder(self) -> int | None:
-        """A process with an open file that has a lock on this one, this process first; None where
-        Linux shows none to this user.
-        """
-        assert self._descriptor is not None
-        own = os.fstat(self._descriptor)
-        others = (int(name) for name in _names("/proc") if name.isdigit())
-        for pid in itertools.chain([os.getpid()], others):
-            for name in _names(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    other = os.stat(f"/proc/{pid}/fd/{name}")
-                    is_it = (other.st_dev, other.st_ino) == (own.st_dev, own.st_ino)
-                    if is_it and b"\nlock:" in Path(f"/proc/{pid}/fdinfo/{name}").read_bytes():
-                        return pid
-        return None
-
-    def _call(self, command: int, kind: int) -> _Flock:
-        assert self._descriptor is not None
-        wanted = bytes(_Flock(kind, os.SEEK_SET, 0, 1, 0))
-        return _Flock.from_buffer_copy(fcntl.fcntl(self._descriptor, command, wanted))
-
-    def release(self) -> None:
-        """Let others in; twice is fine."""
-        if self._descriptor is not None:
-            with suppress(OSError):  # before closing: a forked child may still have the file
-                self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def leave_to_parent(self) -> None:
-        """In a forked child: give the file back and leave the lock to the parent."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 def require_outside(path: Path, *stores: Path) -> None:

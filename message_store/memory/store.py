@@ -344,7 +344,9 @@ class MemoryStore(ClosedOnExit):
         entry.fate = Cancellation.CANCELLED
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
-        """Let a pending message wait for another time."""
+        """Let a pending message wait for another time. Raises SharedKeyError where several pending
+        messages share what names this one.
+        """
         with self._open():
             entries = self._named(receipt)
             waiting = [entry for entry in entries if entry.fate is None]

@@ -25,7 +25,8 @@ from message_store.files.small_files import (
     identity_of,
     require_same_directory,
 )
-from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.files.store_lock import StoreLock
+from message_store.files.store_root import StoreRoot
 from message_store.files.unsynced import GroupSync
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect

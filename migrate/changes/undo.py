@@ -17,7 +17,8 @@ from message_store.base.errors import PlanError
 from message_store.files.log_row import open_log
 from message_store.files.segments import list_segments
 from message_store.files.small_files import read_small_file, remove_file, sync_directory
-from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.files.store_lock import StoreLock
+from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.properties import TIMER_TOPIC

@@ -24,7 +24,8 @@ from message_store.base.errors import DelayStoreError, OptionsError, PlanError
 from message_store.files.log_row import open_log
 from message_store.files.segments import list_segments
 from message_store.files.small_files import read_small_file, replace_file
-from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.files.store_lock import StoreLock
+from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.reading.unfinished_change import (

@@ -16,7 +16,8 @@ import pytest
 
 from message_store import AfterMs, Message
 from message_store.base.errors import StoreLockedError
-from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.files.store_lock import StoreLock
+from message_store.files.store_root import StoreRoot
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import list_topic
 from tests.faults.engines import ENGINES, abandon
