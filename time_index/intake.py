@@ -128,7 +128,7 @@ class TimeIndexIntake:
         return offsets
 
     def cancel(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """Store the record that takes a pending message back."""
+        """Store the record that cancels a pending message."""
         self._intake.store_together([self._cancel_part(message, due_ms, now_ms)])
 
     def _cancel_part(self, message: StoredMessage, due_ms: int, now_ms: int) -> Part:

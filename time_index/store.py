@@ -18,7 +18,6 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
-from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
@@ -29,6 +28,7 @@ from message_store.interface.delay_store import (
     Finding,
     Pending,
     Receipt,
+    named_by,
 )
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.interface.waiting_messages import WaitingFilter
@@ -224,9 +224,8 @@ class TimeIndexStore(EngineOnFiles):
             return iter(()) if level is not None else waiting(self._index, wanted)
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take back the message of a receipt, or all that a handle names."""
-        handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
-        first_offset = None if isinstance(receipt, str) else receipt.commit_log_offset
+        """Cancel the message of a receipt, or all that a handle names."""
+        handle, first_offset = named_by(receipt)
         with self._use():
             if handle.broker_name != self.live.settings.broker_name:
                 return Cancellation.NEVER_EXISTED
@@ -244,11 +243,10 @@ class TimeIndexStore(EngineOnFiles):
             return Cancellation.CANCELLED
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
-        """Let a pending message wait for another time. Raises SharedKeyError for a handle that
-        names several.
+        """Let a pending message wait for another time. Raises SharedKeyError where several pending
+        messages share what names this one.
         """
-        handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
-        first_offset = None if isinstance(receipt, str) else receipt.commit_log_offset
+        handle, first_offset = named_by(receipt)
         with self._use():
             if handle.broker_name != self.live.settings.broker_name:
                 return Cancellation.NEVER_EXISTED

@@ -111,7 +111,7 @@ class EngineWatch:
             self._said_s = now_s
             self.progress(stage, done, total)
 
-    def observation(self, version: str = "", notes: tuple[str, ...] = ()) -> Observation:
+    def observation(self) -> Observation:
         """All of it; ``bytes_on_disk`` as of now."""
         elapsed_s, used_s = self._used
         return Observation(
@@ -129,6 +129,4 @@ class EngineWatch:
             ),
             usage=Usage(*zip(*self._samples, strict=True)) if self._samples else Usage(),
             faults=tuple(self.faults),
-            version=version,
-            notes=notes,
         )

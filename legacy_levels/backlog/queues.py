@@ -197,16 +197,14 @@ def _neutral_ends_behind(
     return np.concatenate(ends)
 
 
-def queued_by_choice(
-    root: Path, offsets: DelayOffsets, *, queue_file_bytes: int | None = None
-) -> dict[OffsetsChoice, int]:
+def queued_by_choice(root: Path, offsets: DelayOffsets) -> dict[OffsetsChoice, int]:
     """How many messages a broker would deliver, some of them again, from each table that the two
     offset files can give, and from none.
     """
     ends = {}
     for level in levels_with_queue(root):
         directory = StoreRoot(root).level_queue(level)
-        end = read_queue(directory, file_bytes=queue_file_bytes, from_queue_offset=LONG_MAX)
+        end = read_queue(directory, from_queue_offset=LONG_MAX)
         ends[level] = end.queue_min, end.queue_max
     return {
         choice: sum(

@@ -122,7 +122,7 @@ class LevelIntake:
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
-        """Store many now, all or none. Raises ValueError where the due times are not as many."""
+        """Store many now, all or none. Raises ValueError unless each has a due time."""
         from message_store.columns.byte_column import int64s
         from message_store.intake.batch import draft_batch
 

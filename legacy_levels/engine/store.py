@@ -305,7 +305,7 @@ class LevelStore(EngineOnFiles):
             next_ms = self._next_look_ms(soonest_ms)
             return next_ms if next_ms > soonest_ms else due_ms
 
-    # --- looking and taking back ------------------------------------------------------------------
+    # --- looking and cancelling -------------------------------------------------------------------
 
     def pending(
         self,
@@ -322,7 +322,7 @@ class LevelStore(EngineOnFiles):
             return iterate_pending(self.state, wanted)
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take back the message of a receipt, or all that a handle names.
+        """Cancel the message of a receipt, or all that a handle names.
 
         The entry is neutralised, in a way that brokers pass over too.
         """
@@ -354,7 +354,7 @@ class LevelStore(EngineOnFiles):
 
         The new record is on disk before the older entry is neutralised, and that is on disk when
         this returns: nothing in the log tells of it. ``finish_rescheduling`` is for a stop between.
-        Raises SharedKeyError for a handle that names several.
+        Raises SharedKeyError where several pending messages share what names this one.
         """
         with self.live.reading():
             self.live.log.require_unbroken()

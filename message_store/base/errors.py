@@ -92,7 +92,7 @@ class SourceError(DelayStoreError):
 
 
 class UnsupportedStoreError(SourceError):
-    """A store whose files we recognise and do not read (RocksDB queues, DLedger log)."""
+    """A store whose files we recognise, and for which the command or the engine is not made."""
 
 
 class PrecisionError(UnsupportedStoreError):

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock of a store's lock file, which RocketMQ's brokers take as well. Who holds it, as far as
-Linux tells.
-"""
+"""The lock file of a store, held for reading or for writing, and who holds it."""
 
 import ctypes
 import fcntl
@@ -10,9 +8,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from message_store.base.errors import StoreLockedError, StoreOpenError
 from message_store.base.forks import belongs_to_this_process
 
-OF_AN_OPEN_FILE = -1
+_OF_AN_OPEN_FILE = -1
 """Linux gives this in place of a process id for a lock of an open file, as ours are."""
 
 
@@ -75,6 +74,33 @@ class StoreLock:
                     if is_it and b"\nlock:" in Path(f"/proc/{pid}/fdinfo/{name}").read_bytes():
                         return pid
         return None
+
+    def refusal(self, path: Path, kind: int) -> StoreLockedError:
+        """What to say where the lock file at ``path`` is held: by whom, as far as the system tells,
+        and what to do.
+        """
+        blocking_pid = self.blocking_pid(kind)
+        if blocking_pid != _OF_AN_OPEN_FILE:  # plain POSIX locks, which delaywheel does not take
+            who = f"another process (pid {blocking_pid})" if blocking_pid else "another process"
+            return StoreLockedError(
+                f"{path}: held by {who}; stop the broker first, or whatever program that is",
+                blocking_pid or None,
+            )
+        pid = self.holder()
+        if pid == os.getpid():
+            return StoreOpenError(
+                f"{path}: the store is open in this process; close it there first", pid
+            )
+        if pid is not None:
+            return StoreOpenError(
+                f"{path}: held by another process (pid {pid}) that runs delaywheel; wait until"
+                " it ends, or stop it",
+                pid,
+            )
+        return StoreOpenError(
+            f"{path}: open in this process, or held by another process that runs delaywheel;"
+            " close it there, or wait for the command that has the store open"
+        )
 
     def _call(self, command: int, kind: int) -> _Flock:
         assert self._descriptor is not None

@@ -17,7 +17,6 @@ from message_store.base.errors import (
     DelayStoreError,
     SourceError,
     StoreLockedError,
-    StoreOpenError,
     TargetError,
     reason_of,
 )
@@ -47,7 +46,7 @@ from message_store.files.small_files import (
     sync_directory,
     sync_file,
 )
-from message_store.files.store_lock import OF_AN_OPEN_FILE, StoreLock
+from message_store.files.store_lock import StoreLock
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from message_store.format.queue_unit import QUEUE_UNIT
 
@@ -55,7 +54,6 @@ COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
-
 
 _NAME_ITS_PLACE = ". A log in another place is named by --broker-conf or --commit-log"
 
@@ -300,7 +298,7 @@ class StoreRoot:
                 lock.take(fcntl.F_RDLCK)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise self._held(lock, fcntl.F_RDLCK) from error
+                    raise lock.refusal(self.lock, fcntl.F_RDLCK) from error
             yield
         finally:
             lock.release()
@@ -332,7 +330,7 @@ class StoreRoot:
             os.pwrite(descriptor, _LOCK_TEXT, 0)
         except OSError as error:
             is_held = error.errno in (errno.EACCES, errno.EAGAIN)
-            refusal = self._held(lock, fcntl.F_WRLCK) if is_held else None
+            refusal = lock.refusal(self.lock, fcntl.F_WRLCK) if is_held else None
             lock.release()
             if refusal is not None:
                 raise refusal from error
@@ -415,33 +413,6 @@ class StoreRoot:
                         path.rmdir()
             finally:
                 lock.release()
-
-    def _held(self, lock: StoreLock, kind: int) -> StoreLockedError:
-        """What to say of a lock that is held: by whom, as far as the system tells, and what to
-        do.
-        """
-        blocking_pid = lock.blocking_pid(kind)
-        if blocking_pid != OF_AN_OPEN_FILE:  # plain POSIX locks, which delaywheel does not take
-            who = f"another process (pid {blocking_pid})" if blocking_pid else "another process"
-            return StoreLockedError(
-                f"{self.lock}: held by {who}; stop the broker first, or whatever program that is",
-                blocking_pid or None,
-            )
-        pid = lock.holder()
-        if pid == os.getpid():
-            return StoreOpenError(
-                f"{self.lock}: the store is open in this process; close it there first", pid
-            )
-        if pid is not None:
-            return StoreOpenError(
-                f"{self.lock}: held by another process (pid {pid}) that runs delaywheel; wait until"
-                " it ends, or stop it",
-                pid,
-            )
-        return StoreOpenError(
-            f"{self.lock}: open in this process, or held by another process that runs delaywheel;"
-            " close it there, or wait for the command that has the store open"
-        )
 
 
 def require_outside(path: Path, *stores: Path) -> None:

@@ -31,7 +31,7 @@ MAX_EXT_ADDRESS = -(2**31) - 1
 """A tags code at or below this is an address: the unit's offset, counted from Long.MIN_VALUE."""
 
 MAX_NEUTRAL_BYTES = 2
-"""An entry of so few bytes, at the end of its record, is one that was delivered or taken back."""
+"""An entry of so few bytes, at the end of its record, is one that was delivered or cancelled."""
 
 QUEUE_ROW = Layout(
     "consume queue row in RocksDB",

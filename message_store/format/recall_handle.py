@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text by which a waiting message is called back: RocketMQ's recall handle, version 1."""
+"""The text by which a pending message is cancelled: RocketMQ's recall handle, version 1."""
 
 import base64
 import binascii

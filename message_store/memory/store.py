@@ -320,7 +320,7 @@ class MemoryStore(ClosedOnExit):
         )
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take back the message of a receipt, or all that a handle names."""
+        """Cancel the message of a receipt, or all that a handle names."""
         with self._open():
             entries = self._named(receipt)
             waiting = [entry for entry in entries if entry.fate is None]
@@ -344,8 +344,8 @@ class MemoryStore(ClosedOnExit):
         entry.fate = Cancellation.CANCELLED
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
-        """Let a pending message wait for another time. Raises SharedKeyError for a handle that
-        names several.
+        """Let a pending message wait for another time. Raises SharedKeyError where several pending
+        messages share what names this one.
         """
         with self._open():
             entries = self._named(receipt)

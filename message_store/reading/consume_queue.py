@@ -293,9 +293,7 @@ def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueE
 # --- extension units ------------------------------------------------------------------------------
 
 
-def resolve_tags_codes(
-    entries: QueueEntries, ext_directory: Path, *, file_bytes: int | None = None
-) -> tuple[Int64Array, BoolArray]:
+def resolve_tags_codes(entries: QueueEntries, ext_directory: Path) -> tuple[Int64Array, BoolArray]:
     """The entries' tags codes with extension addresses followed, and which could not be.
 
     Where the second array is True, the first still holds the address.
@@ -309,7 +307,7 @@ def resolve_tags_codes(
     wanted = wanted[np.argsort(tags_codes[wanted], kind="stable")]
     addresses = tags_codes[wanted] - LONG_MIN
     window = np.zeros(_LARGEST_READ_BYTES, np.uint8)
-    with SegmentReader(ext_directory, file_bytes) as reader:
+    with SegmentReader(ext_directory) as reader:
         done = 0
         while done < len(wanted):
             base = int(addresses[done])

@@ -25,10 +25,12 @@ NAMED_ENGINES: dict[EngineName, str] = {
 }
 """The engines as a sentence names them."""
 
-_TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}
+_TO_A_WHEEL = {"levels": "; `delaywheel convert` moves pending messages to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
 DELAY_OFFSETS_NAME = "delayOffset.json"
-NO_ENGINE_APPENDS = "no engine can append to them; `delaywheel convert` moves what waits to a wheel"
+NO_ENGINE_APPENDS = (
+    "no engine can append to them; `delaywheel convert` moves pending messages to a wheel"
+)
 
 
 def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:

@@ -19,7 +19,7 @@ def refuse_unwritable(root: StoreRoot) -> None:
     """
     refuse_member(
         root.path,
-        "no engine can append to its log; `delaywheel convert` moves what waits to a wheel",
+        "no engine can append to its log; `delaywheel convert` moves pending messages to a wheel",
     )
     refuse_queue_database(root.path, NO_ENGINE_APPENDS)
     try:

@@ -252,7 +252,6 @@ class StoreSnapshot:
         *,
         whole_log: bool = False,
         now_ms: int | None = None,
-        precision_ms: int | None = None,
         any_marker: bool = False,
     ) -> WheelState:
         """The wheel as such a broker finds it. Raises FormatError and SourceError."""
@@ -260,7 +259,6 @@ class StoreSnapshot:
         return read_wheel_store(
             self.root,
             now_ms=self.now_ms if now_ms is None else now_ms,
-            precision_ms=precision_ms,
             snapshots_on=self.is_set("timerWheelSnapshotFlush"),
             topic_in_delete_key=by_topic,
             whole_log=whole_log,

@@ -362,14 +362,14 @@ def _queue_id(message: StoredMessage, repair: Repair) -> int:
     return number
 
 
-def obstacles(quarantine: Quarantine, levels: DelayLevels | None = None) -> dict[str, str]:
+def obstacles(quarantine: Quarantine) -> dict[str, str]:
     """Why each record that is left cannot be restored unchanged; empty where it can."""
     if reason := why_not_restorable(quarantine.directory):
         return {record.file: reason for record in quarantine.waiting}
     reasons = {}
     for record in quarantine.waiting:
         try:
-            restorable(record, NO_REPAIR, levels or DelayLevels.parse())
+            restorable(record, NO_REPAIR, DelayLevels.parse())
             reasons[record.file] = ""
         except BadRecordError as error:
             reasons[record.file] = str(error)

@@ -90,7 +90,7 @@ class HierarchicalWheelStore(TimerStore):
     ``settings.precision_ms`` says so. ``levels`` are what ``AtLevel`` means.
 
     Limitations: one thread at a time works, the others wait. A handle names a topic, a time and a
-    key: ``cancel`` takes back all pending messages that share them. Messages that were due when
+    key: ``cancel`` withdraws all pending messages that share them. Messages that were due when
     stored share a time with others of the same tenth of a second. A broker does not start on this
     store: open it with ``WheelStore`` first, which makes it a broker's.
     """

@@ -233,7 +233,7 @@ class ReferenceWheelStore(TimerStore):
         head = self._store.log.head(message.commit_log_offset)
         return 0 if head is None else head["size_bytes"]
 
-    # --- taking back ------------------------------------------------------------------------------
+    # --- cancelling -------------------------------------------------------------------------------
 
     def _may_be_a_marker(self) -> None:
         """A marker is told by its unit."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking messages back: the delete markers that are waiting, and the messages that they name.
+"""Cancelled messages: the delete markers that are waiting, and the messages that they name.
 
 A marker takes away every message of its slot, real topic and unique key that was scheduled before
 it. One that a receipt asked for names its message by its first record, and takes no other. A broker
@@ -171,8 +171,8 @@ def are_of_cancel(log: LiveLog, offsets: Int64s, sizes: Int64s, asked: Bools) ->
 def without_target(
     offsets: Int64s, markers: TimerFacts, first_offsets: Int64s, waiting: TimerFacts
 ) -> list[LostMessage]:
-    """The markers, with records at these offsets, that take back nothing of what waits, with first
-    records at ``first_offsets``.
+    """The markers, with records at these offsets, that cancel no pending message. The first records
+    of those are at ``first_offsets``.
     """
     marks: dict[RecallKey, list[tuple[int, _Mark]]] = {}
     places, named = marker_offsets(offsets, markers).tolist(), markers.cancels.tolist()

@@ -24,6 +24,7 @@ from message_store.interface.delay_store import (
     Finding,
     Pending,
     Receipt,
+    named_by,
 )
 from message_store.redelivery import lineage
 from message_store.redelivery.deliveries import LogDeliveries
@@ -186,21 +187,17 @@ class TimerStore(EngineOnFiles, ABC):
             return iter(()) if level is not None else self._waiting(wanted)
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take back the messages that a receipt or a handle names. Raises TargetError."""
-        text = receipt if isinstance(receipt, str) else receipt.handle
-        handle = RecallHandle.parse(text)
+        """Cancel the messages that a receipt or a handle names. Raises TargetError."""
+        handle, first_offset = named_by(receipt)
         with self._use():
             if handle.broker_name != self._store.settings.broker_name:
                 return Cancellation.NEVER_EXISTED
             self._place_queued()
-            first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
             return self._recall(handle, first_offset)
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time. Raises TargetError."""
-        text = receipt if isinstance(receipt, str) else receipt.handle
-        handle = RecallHandle.parse(text)
-        first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
+        handle, first_offset = named_by(receipt)
         with self._use():
             if handle.broker_name != self._store.settings.broker_name:
                 return Cancellation.NEVER_EXISTED

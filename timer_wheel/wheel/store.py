@@ -128,14 +128,13 @@ class WheelStore(TimerStore):
         snapshots: bool = False,
         on_precision_change: Literal["refuse", "rebuild"] = "refuse",
     ) -> "WheelStore":
-        """Open the store at ``path``, and make it when nothing is there. What waits in a
-        hierarchical wheel comes at the end of its slot, up to ``precision_ms`` later.
+        """Open the store at ``path``, or make it. A hierarchical wheel is taken over: its messages
+        are delivered at the ends of their slots, up to ``precision_ms`` later than was promised.
 
-        ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. The last
-        seven are those of ``WheelSettings``; ``rules`` is all of them at once. Raises ValueError
-        and OptionsError for settings that nothing can have, before anything is made. Raises
-        StoreLockedError when somebody has it open, SourceError for one that cannot be written to,
-        whose wheel has another precision, or whose messages wait in a broker's RocksDB timeline.
+        ``precision_ms`` None is that of the wheel that is there, or 1000. The last seven are those
+        of ``WheelSettings``, and ``rules`` is all at once. Raises ValueError and OptionsError for
+        wrong settings, before anything is made. Raises StoreLockedError, and SourceError for a
+        store that cannot be written to, with another precision, or with a RocksDB timeline in use.
         """
         wheel = WheelSettings(
             precision_ms=DEFAULT_PRECISION_MS if precision_ms is None else precision_ms,

@@ -497,9 +497,9 @@ def test_a_store_is_not_converted_in_place_nor_opened_nor_are_its_topics_read(ma
     before = state_of(made)
     with pytest.raises(UnsupportedStoreError, match="convert into a fresh store"):
         convert_in_place(ConvertOptions(source=made, target=made, now_ms=T0))
-    with pytest.raises(UnsupportedStoreError, match="`delaywheel convert` moves what waits"):
+    with pytest.raises(UnsupportedStoreError, match="`delaywheel convert` moves pending"):
         LevelStore.open(made, clock=ManualClock(T0))
-    with pytest.raises(UnsupportedStoreError, match="`delaywheel convert` moves what waits"):
+    with pytest.raises(UnsupportedStoreError, match="`delaywheel convert` moves pending"):
         choose_engine(StoreRoot(made))
     with pytest.raises(UnsupportedStoreError, match="`delaywheel pending` lists these"):
         list(list_topic(made, "TopicA"))
@@ -513,7 +513,7 @@ def test_a_store_with_both_kinds_of_queues_is_not_opened_nor_converted_in_place(
     move_queues(root, keep_files=True)
     with pytest.raises(UnsupportedStoreError, match="convert into a fresh store"):
         convert_in_place(ConvertOptions(source=root, target=root, now_ms=T0))
-    with pytest.raises(UnsupportedStoreError, match="`delaywheel convert` moves what waits"):
+    with pytest.raises(UnsupportedStoreError, match="`delaywheel convert` moves pending"):
         LevelStore.open(root, clock=ManualClock(T0))
 
 
