@@ -21,7 +21,6 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
@@ -157,7 +156,7 @@ class WheelStore(TimerStore):
                 from timer_wheel.handover.to_wheel import hand_over
 
                 opened = cls(store, *hand_over(store, precision_ms, wheel))
-            finish_rescheduling(opened)
+            opened.finish_rescheduling()
             return opened
 
         return made_or_let_go(store, make)
