@@ -7,10 +7,12 @@ from consumer_groups.groups import groups_of
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.stores import GroupStore
 from message_store.format.message import StoredMessage
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.interface.delay_store import Receipt
 from message_store.interface.message_life import Event, MessageState, TraceStep
 from message_store.life.by_key import trace_message
-from message_store.life.trace import only_life_of
+from message_store.life.trace import only_life_of, was_taken_back
 
 
 def message_state(
@@ -33,6 +35,7 @@ def message_state(
     with store.lock:
         unique_key = which if isinstance(which, str) else which.unique_key
         steps = trace_message(store, unique_key)
+        of_key = steps
         if steps:
             newest = steps[-1].record.commit_log_offset
             steps = only_life_of(
@@ -44,19 +47,32 @@ def message_state(
         for pending in store.pending(unique_key=unique_key):
             if pending.commit_log_offset in places:
                 return MessageState.WAITING
-        return _state_of_past(store, steps, group)
+        return _state_of_past(store, steps, of_key, group)
 
 
 def _state_of_past(
-    store: GroupStore, steps: Sequence[TraceStep], group: str | None
+    store: GroupStore, steps: Sequence[TraceStep], of_key: Sequence[TraceStep], group: str | None
 ) -> MessageState:
-    """The state of a message that is not pending."""
+    """The state of a message that is not pending, by its steps and by those of its key."""
     last = [step for step in steps if step.event is not Event.CANCELLED][-1:]
-    if not last or last[0].event not in (Event.DELIVERED, Event.STORED, Event.DEAD):
+    if not last:  # a cancel is all that is left
         return MessageState.CANCELLED
+    if last[0].event not in (Event.DELIVERED, Event.STORED, Event.DEAD):
+        is_known = _was_cancelled(store, of_key, last[0].record)
+        return MessageState.CANCELLED if is_known else MessageState.UNKNOWN
     if last[0].event is Event.DEAD:
         return MessageState.DEAD
     return _state_in_groups(store, last[0].record, group)
+
+
+def _was_cancelled(store: GroupStore, of_key: Sequence[TraceStep], record: StoredMessage) -> bool:
+    """Whether a record tells that the message of this pending one was cancelled, or the entry of a
+    delay level: what is neither may be lost.
+    """
+    if store.live is None or record.topic != LEVEL_TOPIC:
+        return was_taken_back(of_key, record)
+    at, queue = record.queue_offset, store.live.queue(LEVEL_TOPIC, record.queue_id)
+    return any(0 < size < MAX_NEUTRAL_BYTES for size in queue.units(at, at + 1)["size_bytes"])
 
 
 def _state_in_groups(store: GroupStore, record: StoredMessage, group: str | None) -> MessageState:

@@ -105,7 +105,7 @@ class TimeIndexStore(EngineOnFiles):
         )
         try:
             made = cls(store, limit, start_deliver_time_alias=start_deliver_time_alias)
-            finish_rescheduling(made)
+            finish_rescheduling(made, TIME_INDEX_TOPIC)
         except BaseException:
             store.abandon()
             raise

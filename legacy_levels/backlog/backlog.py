@@ -30,13 +30,15 @@ from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.matching import Waiting, find_delivered
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
-from message_store.base.errors import UncleanStoreError
+from message_store.base.errors import FormatError, UncleanStoreError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_at, rows_where
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.message_codec import decode_message_at
+from message_store.intake.rescheduling import replaced_by
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.reading.consume_queue import BoolArray
 
@@ -145,6 +147,8 @@ def read_backlog(
             before=recovered.before,
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
+        if not store.was_stopped_cleanly:
+            entries = _without_replaced(entries, log, tail.notes.log_end)
         entries, earliest_ms = repair_due_times(log, entries, table)
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(_are_pending(entries, delivered))
@@ -177,6 +181,23 @@ def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) ->
         entries.commit_log_offset + entries.size_bytes, neutral_ends
     )
     return attrs.evolve(entries, is_expired=entries.is_expired | is_neutral)
+
+
+def _without_replaced(entries: Entries, log: SegmentReader, log_end: int) -> Entries:
+    """The same, but expired where the last record of the log says that a rescheduled message is
+    there now: a stop came before the older entry was cancelled.
+    """
+    if not len(entries) or entries.commit_log_offset[-1] + entries.size_bytes[-1] != log_end:
+        return entries
+    place = int(entries.commit_log_offset[-1]), int(entries.size_bytes[-1])
+    try:
+        older = replaced_by(decode_message_at(log.read_at(*place)), "")
+    except FormatError:
+        return entries
+    if older is None:
+        return entries
+    is_it = entries.commit_log_offset == older.commit_log_offset
+    return attrs.evolve(entries, is_expired=entries.is_expired | is_it)
 
 
 def _observe_delays(

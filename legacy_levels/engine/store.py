@@ -175,7 +175,7 @@ class LevelStore(EngineOnFiles):
         try:
             state = open_levels(live, rules, choice)
             store = cls(state, rounding, limit, start_deliver_time_alias=start_deliver_time_alias)
-            finish_rescheduling(store)
+            finish_rescheduling(store, LEVEL_TOPIC)
             store._persistence.flush()
         except BaseException:
             # What was in order stays so; what was not is for the next who opens it.

@@ -50,6 +50,7 @@ RESERVED_PROPERTIES = frozenset(
         names.INNER_MULTI_DISPATCH,
         names.INNER_MULTI_QUEUE_OFFSET,
         names.RESCHEDULED_FROM,
+        names.CANCELLED_OFFSET,
     }
 )
 """Properties by which brokers and engines steer: a user's own of these names would delay a message

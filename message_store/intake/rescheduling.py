@@ -15,7 +15,7 @@ from typing import Protocol
 
 import attrs
 
-from message_store.base.errors import FormatError
+from message_store.base.errors import FormatError, SourceError
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.intake.stored_again import kept_properties
@@ -80,22 +80,29 @@ def replaced_by(message: StoredMessage, broker_name: str) -> Receipt | None:
     return receipt_for(message, older, promised_ms, broker_name)
 
 
-def finish_rescheduling(store: ReschedulingStore) -> None:
+def finish_rescheduling(store: ReschedulingStore, waiting_topic: str) -> None:
     """Cancel what the last record of the log replaces, in a store that was just opened: a stop may
-    have come before that. Raises TargetError.
+    have come before that. Raises TargetError, and SourceError where the record waits in another
+    topic than this engine's: only its own engine can tell, and behind another record it would not.
     """
     live = store.live
-    older = None if live.was_clean else _replaced_by_last(live.log, live.settings.broker_name)
-    if older is not None:
-        store.cancel(older)
+    last = None if live.was_clean else _last_record(live.log)
+    older = None if last is None else replaced_by(last, live.settings.broker_name)
+    if last is None or older is None:
+        return
+    if last.topic != waiting_topic:
+        raise SourceError(
+            f"{live.root.path}: was stopped while a message of {last.topic} was rescheduled; open"
+            " it once with the engine that did that"
+        )
+    store.cancel(older)
 
 
-def _replaced_by_last(log: LiveLog, broker_name: str) -> Receipt | None:
+def _last_record(log: LiveLog) -> StoredMessage | None:
     head = log.head(log.last_start)
     if head is None:
         return None
     try:
-        message = log.record(log.last_start, head["size_bytes"])
+        return log.record(log.last_start, head["size_bytes"])
     except FormatError:
         return None
-    return replaced_by(message, broker_name)

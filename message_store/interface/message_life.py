@@ -27,7 +27,8 @@ class MessageState(enum.Enum):
     """Where in its life a message is.
 
     ``DELIVERED`` is in its topic, and no group has it in hand or has acknowledged it. ``UNKNOWN``
-    has no record in the log: it never existed, or retention deleted it.
+    has no record in the log, as it never existed or retention deleted it; or it was due, and
+    neither a delivery nor a cancel is told: see ``undelivered``.
     """
 
     WAITING = "waiting"

@@ -25,6 +25,7 @@ from message_store.reading.looking import looking_at
 from message_store.redelivery.lineage import first_offset
 from message_store.writing.store import LiveStore
 
+_WIDEST_SLOT_MS = 1_000
 _OFFSET_BYTES = 8
 _ID_BYTES = (16, 28)
 """Of an offset message id: address, port and offset, with 4 or 16 bytes of address."""
@@ -106,6 +107,9 @@ class _Lives:
         if older is not None:
             return self.by_first.get(older.commit_log_offset, older.commit_log_offset)
         if event is Event.CANCELLED:
+            named = record.properties.get(names.CANCELLED_OFFSET, "")
+            if named.isdecimal():
+                return self.by_first.get(int(named), int(named))
             return self.by_out.get(_out_of(record), own)
         if event is Event.DELIVERED and (waiting := self.waiting.get(record.topic)):
             return waiting[-1]
@@ -140,6 +144,36 @@ def tell(records: Sequence[StoredMessage]) -> Iterator[TraceStep]:
         step = TraceStep(event, record, lives.life_of(record, event))
         lives.add(step)
         yield step
+
+
+def was_taken_back(steps: Sequence[TraceStep], record: StoredMessage) -> bool:
+    """Whether one of these steps, which are of one unique key, is a cancel of the message whose
+    newest pending record this is. In a delay level no record tells of a cancel.
+    """
+    return any(
+        _takes(step.record, record)
+        for step in steps
+        if step.event is Event.CANCELLED
+        and step.record.commit_log_offset >= record.commit_log_offset
+    )
+
+
+def _takes(cancel: StoredMessage, record: StoredMessage) -> bool:
+    """Whether a cancel behind a record is for that. A delete marker is if it names its message, or
+    names none and is in its slot; the one that a reschedule stores is behind its new record.
+    """
+    first = first_offset(record)
+    if names.TIMER_DELETE_UNIQUE_KEY not in cancel.properties:
+        return first_offset(cancel) == first
+    named = cancel.properties.get(names.CANCELLED_OFFSET)
+    if named is not None:
+        return named == str(first)
+    if replaced_by(record, "") is not None and cancel.queue_offset == record.queue_offset + 1:
+        return False
+    outs = [each.properties.get(names.TIMER_OUT_MS, "") for each in (cancel, record)]
+    are_numbers = all(out.isdecimal() for out in outs)
+    is_near = are_numbers and abs(int(outs[0]) - int(outs[1])) < _WIDEST_SLOT_MS
+    return cancel.real_topic == record.real_topic and is_near
 
 
 def _event_of(record: StoredMessage) -> Event:

@@ -118,6 +118,47 @@ def test_what_was_cancelled_or_never_was(store: GroupStore) -> None:
     assert events(store, "A")[0] == "scheduled"
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("by_handle", [False, True])
+@pytest.mark.parametrize("engine", ON_FILES)
+def test_what_was_lost_is_not_called_cancelled(
+    tmp_path: Path, engine: str, clock: ManualClock, by_handle: bool, is_moved: bool
+) -> None:
+    with opened(engine, tmp_path / "store", clock) as store:
+        lost = store.schedule(Message("orders", b"to be damaged", unique_key="A"), AfterMs(60_000))
+        if is_moved:
+            moved = store.reschedule(lost.handle if by_handle else lost, AfterMs(90_000))
+            assert isinstance(moved, Receipt)
+            lost = moved
+        if engine != "levels":
+            twin = store.schedule(message("A"), AfterMs(300_000))
+            store.cancel(twin.handle if by_handle else twin)
+        [pending] = store.pending()
+        store.flush()
+        log = tmp_path / "store" / "commitlog" / f"{0:020}"
+        place = log.read_bytes().index(b"to be damaged", pending.commit_log_offset)
+        with log.open("r+b") as file:
+            file.seek(place)
+            file.write(b"X")
+        wait(store, 300_000)
+        assert message_state(store, lost) is MessageState.UNKNOWN
+
+
+def test_of_twins_the_receipt_s_own_was_cancelled(store: GroupStore) -> None:
+    first, second = (store.schedule(message("A"), AfterMs(60_000)) for _ in range(2))
+    assert store.cancel(first) is Cancellation.CANCELLED
+    assert message_state(store, first) is MessageState.CANCELLED
+    assert message_state(store, second) is MessageState.WAITING
+    wait(store, 100_000)
+    assert message_state(store, first) is MessageState.CANCELLED
+    assert message_state(store, second) is MessageState.DELIVERED
+    third, fourth = (store.schedule(message("A"), AfterMs(60_000)) for _ in range(2))
+    store.cancel(third.handle)
+    store.cancel(fourth)
+    assert message_state(store, third) is MessageState.CANCELLED
+    assert message_state(store, fourth) is MessageState.CANCELLED
+
+
 def test_a_rescheduled_message_is_one_life(store: GroupStore) -> None:
     old = store.schedule(message("A"), AfterMs(60_000))
     new = store.reschedule(old, AtMs(START_MS + 120_000))

@@ -30,7 +30,7 @@ from message_store.base.errors import (
     UnsupportedDelayError,
 )
 from message_store.format.dialect import Dialect
-from message_store.format.properties import RESCHEDULED_FROM
+from message_store.format.properties import CANCELLED_OFFSET, RESCHEDULED_FROM
 from message_store.format.recall_handle import RecallHandle
 from message_store.writing.settings import StoreSettings
 from time_index import TimeIndexStore
@@ -265,9 +265,10 @@ def test_a_message_that_was_due_at_once_in_the_slot_of_another_is_not_lost(
     assert keys(store, FAR_MS) == Counter("AA")
 
 
-def test_a_property_of_the_store_s_own_cannot_be_given(store: DelayStore) -> None:
-    with pytest.raises(BadFieldError, match=RESCHEDULED_FROM):
-        store.schedule(Message("orders", b"", properties={RESCHEDULED_FROM: "1"}), AfterMs(1_000))
+@pytest.mark.parametrize("name", [RESCHEDULED_FROM, CANCELLED_OFFSET])
+def test_a_property_of_the_store_s_own_cannot_be_given(store: DelayStore, name: str) -> None:
+    with pytest.raises(BadFieldError, match=name):
+        store.schedule(Message("orders", b"", properties={name: "1"}), AfterMs(1_000))
 
 
 def test_a_closed_store_reschedules_nothing(store: DelayStore) -> None:

@@ -20,7 +20,6 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
@@ -149,7 +148,7 @@ class HierarchicalWheelStore(TimerStore):
         def make() -> "HierarchicalWheelStore":
             index, chosen = open_index(store, precision_ms, wheel)
             opened = cls(store, index, chosen)
-            finish_rescheduling(opened)
+            opened.finish_rescheduling()
             return opened
 
         return made_or_let_go(store, make)

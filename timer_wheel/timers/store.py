@@ -16,7 +16,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_by
 from message_store.intake.asked_batch import asked_by_batch
-from message_store.intake.rescheduling import receipt_for
+from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -217,6 +217,14 @@ class TimerStore(EngineOnFiles, ABC):
                 moved = self._intake.reschedule(targets[0], older, due, self._clock.now_ms())
             self._was_recalled(targets[0], moved[1])
             return moved[0]
+
+    def finish_rescheduling(self) -> None:
+        """See ``rescheduling``; lets go of the files where that fails. For whoever opens it."""
+        try:
+            finish_rescheduling(self, TIMER_TOPIC)
+        except BaseException:
+            self._let_go()
+            raise
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""

@@ -21,7 +21,6 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.rescheduling import finish_rescheduling
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
@@ -161,7 +160,7 @@ class WheelStore(TimerStore):
 
         def make() -> "WheelStore":
             opened = cls(store, *_begin(store, precision_ms, wheel))
-            finish_rescheduling(opened)
+            opened.finish_rescheduling()
             return opened
 
         return made_or_let_go(store, make)
