@@ -55,7 +55,10 @@ QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
 
-_NAME_ITS_PLACE = ". A log in another place is named by --broker-conf or --commit-log"
+_NAME_ITS_PLACE = (
+    ". Verbs that read a source find a log in another place by --broker-conf or --commit-log;"
+    " `delaywheel plain` makes a store with all parts in one place"
+)
 
 
 def _stores_within(path: Path) -> str:

@@ -16,7 +16,7 @@ from jinja2 import Template
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from message_store.base.errors import TargetError
+from message_store.base.errors import TargetError, reason_of
 from message_store.base.html_pages import html_environment
 from message_store.base.printable import iso_time, shell_word, span
 from message_store.files.small_files import read_beginning, replace_file
@@ -137,7 +137,7 @@ def require_report_place(path: Path, *stores: Path) -> None:
         with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+        raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
 
 
 def write_html_report(report: ConversionReport, path: Path) -> None:

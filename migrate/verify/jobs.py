@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import TargetError
+from message_store.base.errors import TargetError, reason_of
 from message_store.files.array_room import new_array, row_blocks, running_sums
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from message_store.files.store_root import StoreRoot
@@ -122,7 +122,7 @@ class DigestJobs:
                 made = tempfile.TemporaryDirectory(prefix="delaywheel-verify-", dir=self.scratch)
             except OSError as error:
                 path = error.filename or self.scratch
-                raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+                raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
             yield Path(stack.enter_context(made)).absolute()
 
     def _tasks(

@@ -16,6 +16,8 @@ from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message_codec import decode_message_at
+from message_store.format.message_rules import check_topic
+from message_store.format.properties import REAL_TOPIC, split_entries
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker
 from migrate.report.report import BadRecord
@@ -131,7 +133,8 @@ def _is_at_a_limit(reader: SegmentReader, messages: PendingMessages, number: int
     try:
         data = reader.read_at(int(messages.commit_log_offset[number]), size_bytes)
         message = decode_message_at(data)
-    except FormatError:
+        check_topic(dict(split_entries(message.properties_text))[REAL_TOPIC.encode()].decode())
+    except (FormatError, UnicodeDecodeError, KeyError):
         return True
     return len(message.properties_text) > _LONG_PROPERTIES_BYTES
 

@@ -21,7 +21,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import PlanError, SourceError, StoreLockedError, TargetError
+from message_store.base.errors import (
+    PlanError,
+    SourceError,
+    StoreLockedError,
+    TargetError,
+    reason_of,
+)
 from message_store.base.parallel import parallel_map
 from message_store.files.small_files import (
     identity_of,
@@ -49,7 +55,7 @@ def target_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         is_temporary = os.path.basename(str(error.filename)).startswith(f".{path.name}.")
         where = path if is_temporary else error.filename or path
-        raise TargetError(f"{where}: cannot be written: {error.strerror}") from error
+        raise TargetError(f"{where}: cannot be written: {reason_of(error)}") from error
 
 
 class TargetBusyError(TargetError):

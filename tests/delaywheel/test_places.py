@@ -65,6 +65,8 @@ def test_every_verb_that_reads_a_source_takes_its_places(
     told("plain", store, tmp_path / "plain", *named)
     told("retire", store, "--converted-to", target, *named, "--execute")
     assert json.loads(told("inspect", store, *named, "--json").stdout)["pending"] == 0
+    told("rollback", store, *named, "--execute")
+    assert json.loads(told("inspect", store, *named, "--json").stdout)["pending"] == 24
 
 
 def test_without_them_the_refusal_names_the_flags(store: Path) -> None:

@@ -152,6 +152,7 @@ def retire(
     "delaywheel rollback /data/rocketmq/store\ndelaywheel rollback /data/rocketmq/store --execute"
 )
 @click.argument("store", type=STORE)
+@place_options("store", has_target=False)
 @_execute_option()
 def rollback(output: "Output", store: Path, execute: bool) -> None:
     """Undo the last change of STORE (convert --in-place, or retire), finished or not.
