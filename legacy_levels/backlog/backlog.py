@@ -147,8 +147,6 @@ def read_backlog(
             before=recovered.before,
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
-        if not store.was_stopped_cleanly:
-            entries = _without_replaced(entries, log, tail.notes.log_end)
         entries, earliest_ms = repair_due_times(log, entries, table)
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(_are_pending(entries, delivered))
@@ -183,23 +181,6 @@ def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) ->
     return attrs.evolve(entries, is_expired=entries.is_expired | is_neutral)
 
 
-def _without_replaced(entries: Entries, log: SegmentReader, log_end: int) -> Entries:
-    """The same, but expired where the last record of the log says that a rescheduled message is
-    there now: a stop came before the older entry was cancelled.
-    """
-    if not len(entries) or entries.commit_log_offset[-1] + entries.size_bytes[-1] != log_end:
-        return entries
-    place = int(entries.commit_log_offset[-1]), int(entries.size_bytes[-1])
-    try:
-        older = replaced_by(decode_message_at(log.read_at(*place)), "")
-    except FormatError:
-        return entries
-    if older is None:
-        return entries
-    is_it = entries.commit_log_offset == older.commit_log_offset
-    return attrs.evolve(entries, is_expired=entries.is_expired | is_it)
-
-
 def _observe_delays(
     store: StoreRoot,
     queues: tuple[LevelQueue, ...],
@@ -225,7 +206,9 @@ def _chosen_table(chosen: DelayLevels | None, seen: list[ObservedDelays]) -> Del
 def _already_delivered(
     log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
 ) -> tuple[BoolArray, int]:
-    """Which entries were delivered, and how many bytes of the log were walked through."""
+    """Which entries were delivered or rescheduled, and how many bytes of the log were walked
+    through.
+    """
 
     def may_be(rows: slice) -> BoolArray:
         earliest = earliest_ms[rows]
@@ -242,7 +225,23 @@ def _already_delivered(
         is_named = copies.name(entries.commit_log_offset[block])
         delivered[block] = is_named & ~entries.is_expired[block]
     delivered[rows] = has_copy
+    if (replaced := _replaced_by_last(log, entries, tail.notes.log_end)) is not None:
+        delivered |= (entries.commit_log_offset == replaced) & ~entries.is_expired
     return delivered, copies.bytes_scanned
+
+
+def _replaced_by_last(log: SegmentReader, entries: Entries, log_end: int) -> int | None:
+    """Where the message lies that the last record of the log replaces: a stop came before the entry
+    of a rescheduled message was cancelled.
+    """
+    if not len(entries) or entries.commit_log_offset[-1] + entries.size_bytes[-1] != log_end:
+        return None
+    place = int(entries.commit_log_offset[-1]), int(entries.size_bytes[-1])
+    try:
+        older = replaced_by(decode_message_at(log.read_at(*place)), "")
+    except FormatError:
+        return None
+    return None if older is None else older.commit_log_offset
 
 
 def _trusted_offsets(entries: Entries) -> Int64Array:
