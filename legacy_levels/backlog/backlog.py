@@ -226,7 +226,9 @@ def _already_delivered(
         delivered[block] = is_named & ~entries.is_expired[block]
     delivered[rows] = has_copy
     if (replaced := _replaced_by_last(log, entries, tail.notes.log_end)) is not None:
-        delivered |= (entries.commit_log_offset == replaced) & ~entries.is_expired
+        for block in row_blocks(len(entries)):
+            is_it = entries.commit_log_offset[block] == replaced
+            delivered[block] |= is_it & ~entries.is_expired[block]
     return delivered, copies.bytes_scanned
 
 
@@ -234,9 +236,11 @@ def _replaced_by_last(log: SegmentReader, entries: Entries, log_end: int) -> int
     """Where the message lies that the last record of the log replaces: a stop came before the entry
     of a rescheduled message was cancelled.
     """
-    if not len(entries) or entries.commit_log_offset[-1] + entries.size_bytes[-1] != log_end:
+    if not len(entries):
         return None
     place = int(entries.commit_log_offset[-1]), int(entries.size_bytes[-1])
+    if sum(place) != log_end:
+        return None
     try:
         older = replaced_by(decode_message_at(log.read_at(*place)), "")
     except FormatError:
