@@ -15,8 +15,8 @@ from message_store.format.checkpoint import (
     CHECKPOINT_5_5,
     LOG_END,
 )
-from message_store.format.dledger_entry import ENTRY_BLANK, ENTRY_HEAD
 from message_store.format.layout import Layout
+from message_store.format.members.dledger_entry import ENTRY_BLANK, ENTRY_HEAD
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.properties import LEVEL_TOPIC

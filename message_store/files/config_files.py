@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import BadFieldError
-from message_store.files.rocksdb_config import config_in_rocksdb
+from message_store.files.rocksdb.config import config_in_rocksdb
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect, JsonObject, JsonValue, examine, write

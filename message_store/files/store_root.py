@@ -27,7 +27,7 @@ from message_store.files.dledger import (
     readable_entries,
 )
 from message_store.files.places import Places, places_of
-from message_store.files.rocksdb_queues import (
+from message_store.files.rocksdb.queues import (
     QUEUES,
     queue_database,
     queues_directory,

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from message_store.format.dledger_entry import ENTRY_BLANK_MAGIC, ENTRY_HEAD
+from message_store.format.members.dledger_entry import ENTRY_BLANK_MAGIC, ENTRY_HEAD
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.log import (
     BLANK_BYTES,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from message_store.base.errors import OptionsError, SourceError, reason_of
-from message_store.files.rocksdb_queues import refuse_queue_database
+from message_store.files.rocksdb.queues import refuse_queue_database
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot

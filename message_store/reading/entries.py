@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from message_store.files.segments import SegmentReader
-from message_store.format.dledger_entry import ENTRY_HEAD
+from message_store.format.members.dledger_entry import ENTRY_HEAD
 from message_store.kernels.entries import (
     CHAIN_FIELDS,
     INDEX,

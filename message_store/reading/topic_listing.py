@@ -13,7 +13,7 @@ import numpy as np
 
 from message_store.base.errors import FormatError, UnsupportedStoreError
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_queues import queue_database
+from message_store.files.rocksdb.queues import queue_database
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage

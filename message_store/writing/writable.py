@@ -3,7 +3,7 @@
 
 from message_store.base.errors import SourceError, TargetError, UnsupportedStoreError, reason_of
 from message_store.files.dledger import refuse_member
-from message_store.files.rocksdb_queues import refuse_queue_database
+from message_store.files.rocksdb.queues import refuse_queue_database
 from message_store.files.segments import holds_queues
 from message_store.files.small_files import make_directories, sync_directory
 from message_store.files.store_root import StoreRoot

@@ -7,7 +7,7 @@ import attrs
 
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.base.printable import counted
-from message_store.files.rocksdb_queues import queue_database
+from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import read_small_file
 from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding

@@ -19,7 +19,7 @@ from message_store.files.config_files import (
     read_consumer_offsets,
     read_topics,
 )
-from message_store.files.rocksdb_queues import queue_database
+from message_store.files.rocksdb.queues import queue_database
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.format.checkpoint import StoreCheckpoint

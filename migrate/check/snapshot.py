@@ -22,7 +22,7 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from message_store.base.errors import DelayStoreError, FormatError, SourceError
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_queues import QUEUES
+from message_store.files.rocksdb.queues import QUEUES
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay

@@ -19,7 +19,7 @@ from message_store.base.errors import FormatError, OptionsError, SourceError, Un
 from message_store.base.printable import counted
 from message_store.files.dledger import refuse_member
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_queues import refuse_queue_database
+from message_store.files.rocksdb.queues import refuse_queue_database
 from message_store.files.segments import (
     SegmentReader,
     holds_queues,

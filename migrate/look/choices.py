@@ -8,7 +8,7 @@ from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from message_store.base.errors import OptionsError
 from message_store.base.printable import printable
 from message_store.files.config_files import read_topics
-from message_store.files.rocksdb_queues import queue_database
+from message_store.files.rocksdb.queues import queue_database
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.topic_listing import topics_with_queues

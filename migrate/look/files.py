@@ -13,7 +13,7 @@ from legacy_levels.delay_offsets import OffsetsFile
 from message_store.base.errors import SourceError
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_queues import queue_database
+from message_store.files.rocksdb.queues import queue_database
 from message_store.files.segments import Segment, SegmentReader, list_directories, list_segments
 from message_store.files.small_files import (
     is_directory,

@@ -8,7 +8,7 @@ import numpy as np
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted, shell_word
-from message_store.files.rocksdb_view import has_database
+from message_store.files.rocksdb.view import has_database
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark

@@ -23,7 +23,7 @@ from message_store.base.errors import OptionsError, SourceError, TargetError, Un
 from message_store.files.dledger import member_directory
 from message_store.files.live_segments import LiveSegments
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_queues import queue_database, refuse_queue_database
+from message_store.files.rocksdb.queues import queue_database, refuse_queue_database
 from message_store.files.segments import Segment, SegmentReader, holds_queues, list_directories
 from message_store.files.small_files import (
     is_ordinary_file,

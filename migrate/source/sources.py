@@ -25,7 +25,7 @@ from message_store.base.errors import (
 from message_store.base.printable import counted
 from message_store.files.array_room import new_array, row_blocks
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_queues import queue_database
+from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot, require_apart
 from message_store.writing.losses import require_whole_log

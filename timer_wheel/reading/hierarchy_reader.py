@@ -15,7 +15,7 @@ import numpy as np
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import int64s
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_view import FamilyView, open_families
+from message_store.files.rocksdb.view import FamilyView, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Layout

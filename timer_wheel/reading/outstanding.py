@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.files.rocksdb_queues import has_queue_database
+from message_store.files.rocksdb.queues import has_queue_database
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot

@@ -14,7 +14,7 @@ import numpy as np
 from message_store.base.errors import BadFieldError, UnsupportedStoreError
 from message_store.base.printable import counted
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb_view import FamilyView, has_database, holds_data, open_families
+from message_store.files.rocksdb.view import FamilyView, has_database, holds_data, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Field, Layout

@@ -20,8 +20,8 @@ from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import DelayStoreError, SourceError, UnsupportedStoreError
-from message_store.files import rocksdb_queues
 from message_store.files.config_files import read_consumer_offsets, read_groups, read_topics
+from message_store.files.rocksdb import queues as rocksdb_queues
 from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Pending
 from message_store.reading.engine_choice import choose_engine

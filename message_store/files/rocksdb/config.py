@@ -12,8 +12,8 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import SourceError
-from message_store.files.rocksdb_queues import queue_database
-from message_store.files.rocksdb_view import has_database, open_families
+from message_store.files.rocksdb.queues import queue_database
+from message_store.files.rocksdb.view import has_database, open_families
 from message_store.format.broker_json import JsonObject, examine
 
 _ONE_FOR_ALL = "metadata"

@@ -32,7 +32,7 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.rocksdb_view import (
+from message_store.files.rocksdb.view import (
     FamilyView,
     database_files,
     has_database,
