@@ -199,8 +199,8 @@ class World:
         self.disk.pause()
         while True:
             shutil.rmtree(copy, ignore_errors=True)
-            before = _files_below(self.root)
             with suppress(FileNotFoundError):
+                before = _files_below(self.root)
                 copy_store(self.root, copy)
                 if _files_below(self.root) == before:
                     break
