@@ -3,7 +3,7 @@
 
 from consumer_groups.group import ConsumerGroup, Lag, Position
 from consumer_groups.offset_files import OffsetFiles
-from consumer_groups.progress_table import ProgressTable
+from consumer_groups.progress_table import ProgressTable, ReadRecord
 from consumer_groups.received import DEFAULT_MAX_RETRIES
 from consumer_groups.stores import GroupStore
 from message_store.files.config_files import read_groups
@@ -14,12 +14,19 @@ _Options = tuple[Position, int | None, bool]
 class ConsumerGroups:
     """A companion of its store; whoever calls holds the store's lock.
 
-    Raises SourceError and TargetError for files that cannot be read or written.
+    ``files`` and ``read_record`` are of a store that has files. Raises SourceError and TargetError
+    for files that cannot be read or written.
     """
 
-    def __init__(self, store: GroupStore, files: OffsetFiles | None) -> None:
+    def __init__(
+        self,
+        store: GroupStore,
+        files: OffsetFiles | None = None,
+        read_record: ReadRecord | None = None,
+    ) -> None:
         self._store = store
-        self.table = ProgressTable(store, files)
+        self._files = files
+        self.table = ProgressTable(store, files, read_record)
         self._groups: dict[str, tuple[_Options, ConsumerGroup]] = {}
 
     def group(self, name: str, options: _Options) -> ConsumerGroup:
@@ -52,8 +59,8 @@ class ConsumerGroups:
 
     def _max_retries(self, name: str) -> int:
         """What subscriptionGroup.json says, or RocketMQ's default."""
-        live = self._store.live
-        config = None if live is None else read_groups(live.root.path).get(name)
+        files = self._files
+        config = None if files is None else read_groups(files.root.path).get(name)
         return DEFAULT_MAX_RETRIES if config is None else config.max_retries
 
     def begin_flush(self) -> None:
@@ -72,13 +79,13 @@ class ConsumerGroups:
 def groups_of(store: GroupStore) -> ConsumerGroups:
     """The groups of an open store. Raises StoreClosedError, SourceError and TargetError."""
     with store.lock:
-        return store.companions.of(ConsumerGroups, lambda: ConsumerGroups(store, _files_of(store)))
+        return store.companions.of(ConsumerGroups, lambda: _made_for(store))
 
 
-def _files_of(store: GroupStore) -> OffsetFiles | None:
-    """Where a store keeps the progress of its groups; None where it has no files."""
-    live = store.live
-    return None if live is None else OffsetFiles(live.root, live.dialect.config)
+def _made_for(store: GroupStore) -> ConsumerGroups:
+    if (live := store.live) is None:
+        return ConsumerGroups(store)
+    return ConsumerGroups(store, OffsetFiles(live.root, live.dialect.config), live.log.record)
 
 
 def consumer_group(

@@ -12,7 +12,7 @@ from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.interface.delay_store import Receipt
 from message_store.interface.message_life import Event, MessageState, TraceStep
 from message_store.life.by_key import trace_message
-from message_store.life.trace import only_life_of, was_taken_back
+from message_store.life.trace import only_life_of, was_cancelled
 
 
 def message_state(
@@ -70,7 +70,7 @@ def _was_cancelled(store: GroupStore, of_key: Sequence[TraceStep], record: Store
     delay level: what is neither may be lost.
     """
     if store.live is None or record.topic != LEVEL_TOPIC:
-        return was_taken_back(of_key, record)
+        return was_cancelled(of_key, record)
     at, queue = record.queue_offset, store.live.queue(LEVEL_TOPIC, record.queue_id)
     return any(0 < size < MAX_NEUTRAL_BYTES for size in queue.units(at, at + 1)["size_bytes"])
 

@@ -92,14 +92,15 @@ class Progress:
 class OffsetFiles:
     """Both files of one store. Whoever calls holds the store's lock, but for ``save``.
 
-    ``problems`` says what was damaged when they were opened. With ``is_only_read`` nothing is
-    written: what is noted is known in memory alone. Raises SourceError and TargetError.
+    ``root`` is the store. ``problems`` says what was damaged when they were opened. With
+    ``is_only_read`` nothing is written: what is noted is known in memory alone. Raises SourceError
+    and TargetError.
     """
 
     def __init__(
         self, root: StoreRoot, dialect: ConfigDialect, *, is_only_read: bool = False
     ) -> None:
-        self._root = root
+        self.root = root
         self._dialect = dialect
         self._journal = LineJournal(root.group_journal, is_only_read=is_only_read)
         self._journaled = _parse(self._journal.lines)
@@ -219,7 +220,7 @@ class OffsetFiles:
         Entries of others stay. Raises SourceError and TargetError.
         """
         self._add_groups(groups)
-        text = read_config(self._root.path, CONSUMER_OFFSETS)
+        text = read_config(self.root.path, CONSUMER_OFFSETS)
         table = text.value.get("offsetTable")
         entries: JsonObject = dict(table) if isinstance(table, dict) else {}
         for key, offset in sorted(offsets.items()):
@@ -230,11 +231,11 @@ class OffsetFiles:
             entries[name] = {**queues, key.queue_id: offset}
         value: JsonObject = {**text.value, "offsetTable": entries}
         if value != text.value or text.problems:
-            replace_config(self._root.path, CONSUMER_OFFSETS, value, self._dialect, text)
+            replace_config(self.root.path, CONSUMER_OFFSETS, value, self._dialect, text)
         self._may_have |= {key: {offset} for key, offset in offsets.items()}
 
     def _add_groups(self, groups: Iterable[str]) -> None:
-        text = read_config(self._root.path, GROUPS)
+        text = read_config(self.root.path, GROUPS)
         known = text.value.get("subscriptionGroupTable")
         entries: JsonObject = dict(known) if isinstance(known, dict) else {}
         missing = [GroupConfig.default(name) for name in groups if name not in entries]
@@ -243,7 +244,7 @@ class OffsetFiles:
             added = fresh["subscriptionGroupTable"]
             assert isinstance(added, dict)
             value: JsonObject = {**fresh, **text.value, "subscriptionGroupTable": entries | added}
-            replace_config(self._root.path, GROUPS, value, self._dialect, text)
+            replace_config(self.root.path, GROUPS, value, self._dialect, text)
 
     def close(self) -> None:
         """Give the journal back; closing twice is fine."""

@@ -7,7 +7,7 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 
 import threading
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import compress
 
 from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey, Run
@@ -29,15 +29,22 @@ _MOST_ACKED = 100_000
 Messages one behind another that are acknowledged together count as one.
 """
 
+ReadRecord = Callable[[int, int], StoredMessage]
+"""The record at a commit log offset, of so many bytes. Raises FormatError."""
+
 
 class ProgressTable:
     """A companion of its store; whoever calls holds the store's lock.
 
-    ``problems`` says what was damaged in the files. Raises SourceError and TargetError.
+    ``files`` and ``read_record`` are of a store that has files. ``problems`` says what was damaged
+    in them. Raises SourceError and TargetError.
     """
 
-    def __init__(self, store: GroupStore, files: OffsetFiles | None) -> None:
+    def __init__(
+        self, store: GroupStore, files: OffsetFiles | None, read_record: ReadRecord | None
+    ) -> None:
         self._store = store
+        self._read_record = read_record
         self._queues: dict[QueueKey, QueueProgress] = {}
         self._writing = threading.RLock()  # may be waited for with the store's lock held
         self._is_closed = False
@@ -178,13 +185,12 @@ class ProgressTable:
         """The pending records for a topic that have one of these keys, and those that the group may
         receive from it. One that is damaged tells nothing.
         """
-        live = self._store.live
-        assert live is not None
+        assert self._read_record is not None
         assert self._files is not None
         for pending in self._store.pending(topic=topic):
             if pending.unique_key in unique_keys:
                 try:
-                    record = live.log.record(pending.commit_log_offset, pending.size_bytes)
+                    record = self._read_record(pending.commit_log_offset, pending.size_bytes)
                 except FormatError:
                     continue
                 yield record

@@ -242,12 +242,12 @@ def _pending_by_topic(live: LiveStore, engine: EngineName, now_ms: int) -> Count
     from migrate.table.pending_table import TableOptions, pending_rows
 
     options = TableOptions(now_ms=now_ms, after_crash=True, include_properties=False)
-    path, kind = live.root.path, _KINDS[engine]
+    root, kind = live.root, _KINDS[engine]
     counts: Counter[str] = Counter()
     if live.log.end > live.log.min_offset:
-        rows = pending_rows(path, kind, options)
+        rows = pending_rows(root.path, kind, options)
         for part in rows.ranges():
-            for batch in pending_batches(path, kind, part, options):
+            for batch in pending_batches(root, kind, part, options):
                 for each in pc.value_counts(batch.column("topic")).to_pylist():
                     if each["values"] is not None:
                         counts[each["values"]] += each["counts"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from message_store.reading.consume_queue import BoolArray, UnitArray, is_pre_blank
 
 CANCELLED_BYTES: Final = 1
-"""Size of a unit whose message was taken back."""
+"""Size of a unit whose message was cancelled."""
 DELIVERED_BYTES: Final = 2
 """Size of a unit whose message was delivered before others in front of it."""
 NEUTRAL_SIZES: Final = (CANCELLED_BYTES, DELIVERED_BYTES)

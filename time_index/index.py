@@ -141,7 +141,7 @@ class TimeIndex:
         self.place_queued(names, known=units.offsets)
 
     def _take_out_named(self, names: Names) -> None:
-        """Take out what was delivered or taken back since the files were written. A record that
+        """Take out what was delivered or cancelled since the files were written. A record that
         names another has its due time.
         """
         if not len(names):

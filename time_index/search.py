@@ -79,7 +79,7 @@ class Named:
         offsets = int64s([each.commit_log_offset for each in self._ever(index)])
         if not len(offsets):
             return Cancellation.NEVER_EXISTED
-        is_taken = np.isin(offsets, _taken_back(index)).all()
+        is_taken = np.isin(offsets, _cancelled(index)).all()
         return Cancellation.CANCELLED if is_taken else Cancellation.ALREADY_DELIVERED
 
     def _ever(self, index: TimeIndex) -> list[StoredMessage]:
@@ -114,7 +114,7 @@ class Named:
         ]
 
 
-def _taken_back(index: TimeIndex) -> Int64s:
+def _cancelled(index: TimeIndex) -> Int64s:
     """Where the records lie of all messages that cancels name which the log still has."""
     queue = index.store.queue(TIME_INDEX_TOPIC, CANCELS)
     firsts = [int64s([])]

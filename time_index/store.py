@@ -7,7 +7,6 @@ never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from message_store.base.clock import Clock
@@ -18,6 +17,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
+from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
@@ -37,7 +37,6 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import EngineOnFiles, LiveStore
-from message_store.writing.topics import LiveTopic
 from time_index.check import check_time_index
 from time_index.index import TimeIndex, bucket_of
 from time_index.intake import TimeIndexIntake
@@ -112,12 +111,6 @@ class TimeIndexStore(EngineOnFiles):
         warn_of_other_engines(store, TIME_INDEX_TOPIC)
         return made
 
-    @contextmanager
-    def _use(self) -> Iterator[None]:
-        with self.live.lock:
-            self.live.require_open()
-            yield
-
     # --- scheduling -------------------------------------------------------------------------------
 
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
@@ -140,21 +133,21 @@ class TimeIndexStore(EngineOnFiles):
         due_ms = int64s(due_ms)
         if due_ms.shape != (len(batch),):
             raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
-        with self._use(), self.live.all_or_broken():
+        with self.live.reading(), self.live.all_or_broken():
             return self._intake.schedule_batch(batch, due_ms, self.live.clock.now_ms())
 
     # --- time -------------------------------------------------------------------------------------
 
     def put(self, message: Message) -> Receipt:
         """Store a message for the time that its own properties ask for. Raises BadFieldError."""
-        with self._use():
+        with self.live.reading():
             now_ms = self.live.clock.now_ms()
             asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
             return self.schedule(asked.message, asked.due)
 
     def put_batch(self, batch: MessageBatch) -> BatchReceipt:
         """The same for many messages, all or none."""
-        with self._use(), self.live.all_or_broken():
+        with self.live.reading(), self.live.all_or_broken():
             now_ms = self.live.clock.now_ms()
             asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
             return self._intake.schedule_batch(asked.batch, asked.due_ms, now_ms)
@@ -162,7 +155,7 @@ class TimeIndexStore(EngineOnFiles):
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""
         now_ms = min(now_ms, _LATEST_ADVANCE_MS)
-        with self._use():
+        with self.live.reading():
             self.live.log.require_unbroken()
             self._index.place_queued()
             self._clean(now_ms)  # first what may fail: it would hide deliveries
@@ -202,7 +195,7 @@ class TimeIndexStore(EngineOnFiles):
 
     def next_due_ms(self) -> int | None:
         """The earliest promise."""
-        with self._use():
+        with self.live.reading():
             self._index.place_queued()
             return self._index.first_due_ms()
 
@@ -218,7 +211,7 @@ class TimeIndexStore(EngineOnFiles):
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
         """What waits and passes every filter; no level is kept."""
-        with self._use():
+        with self.live.reading():
             self._index.place_queued()
             wanted = WaitingFilter(topic, due_after_ms, due_before_ms, unique_key)
             return iter(()) if level is not None else waiting(self._index, wanted)
@@ -226,15 +219,10 @@ class TimeIndexStore(EngineOnFiles):
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names."""
         handle, first_offset = named_by(receipt)
-        with self._use():
-            if handle.broker_name != self.live.settings.broker_name:
-                return Cancellation.NEVER_EXISTED
-            self.live.log.require_unbroken()
-            self._index.place_queued()
-            named = Named(handle, first_offset)
-            messages = named.pending(self._index)
-            if not messages:
-                return named.fate(self._index)
+        with self.live.reading():
+            messages = self._pending_of(handle, first_offset)
+            if isinstance(messages, Cancellation):
+                return messages
             for message in messages:
                 with self.live.all_or_broken():
                     self._intake.cancel(message, handle.due_ms, self.live.clock.now_ms())
@@ -242,20 +230,26 @@ class TimeIndexStore(EngineOnFiles):
                     self._index.take_out(bucket_of(handle.due_ms), offsets)
             return Cancellation.CANCELLED
 
+    def _pending_of(
+        self, handle: RecallHandle, first_offset: int | None
+    ) -> list[StoredMessage] | Cancellation:
+        """The pending messages of a handle, or what became of those that it names."""
+        if handle.broker_name != self.live.settings.broker_name:
+            return Cancellation.NEVER_EXISTED
+        self.live.log.require_unbroken()
+        self._index.place_queued()
+        named = Named(handle, first_offset)
+        return named.pending(self._index) or named.fate(self._index)
+
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time. Raises SharedKeyError where several pending
         messages share what names this one.
         """
         handle, first_offset = named_by(receipt)
-        with self._use():
-            if handle.broker_name != self.live.settings.broker_name:
-                return Cancellation.NEVER_EXISTED
-            self.live.log.require_unbroken()
-            self._index.place_queued()
-            named = Named(handle, first_offset)
-            messages = named.pending(self._index)
-            if not messages:
-                return named.fate(self._index)
+        with self.live.reading():
+            messages = self._pending_of(handle, first_offset)
+            if isinstance(messages, Cancellation):
+                return messages
             if len(messages) > 1:
                 raise SharedKeyError(len(messages), handle.topic, handle.unique_key)
             [message] = messages
@@ -267,21 +261,16 @@ class TimeIndexStore(EngineOnFiles):
                 self._index.take_out(bucket_of(handle.due_ms), int64s([at]))
             return moved
 
-    def topic(self, name: str) -> LiveTopic:
-        """A topic's queues, for reading."""
-        with self._use():
-            return self.live.topic(name)
-
     # --- health and the end -----------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
         """Every invariant that does not hold, worst first."""
-        with self._use():
+        with self.live.reading():
             return check_time_index(self._index)
 
     def undelivered(self) -> list[Finding]:
         """What was due and could not be delivered, as ``check`` says it; costs nothing."""
-        with self._use():
+        with self.live.reading():
             return [each.finding() for each in self._index.lost.all()]
 
     def flush(self) -> None:
@@ -293,7 +282,7 @@ class TimeIndexStore(EngineOnFiles):
         """Log, queues, index, checkpoint, in this order; the index is not waited for."""
         self.live.sync_log()
         self.live.sync_queues()
-        with self._use():
+        with self.live.reading():
             self._index.save()
             self._index.lost.save()
         self.live.write_topics()

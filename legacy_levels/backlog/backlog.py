@@ -70,7 +70,7 @@ class LevelCounts:
 
     @property
     def to_queue_offset(self) -> int:
-        """Where the level's offset stands when all this has been dealt with."""
+        """Where the level's offset stands when all this is done."""
         return self.from_queue_offset + self.queued - self.before_queue
 
 

@@ -169,10 +169,10 @@ class _Level:
         """Entries behind the offset of which the log shows that no record of theirs is there."""
         entries, places = self._queue.entries, self._places
         is_behind = np.arange(len(places)) >= len(self._queue.history)
-        # What looks like an entry that was taken back is damage where a record begins.
-        was_taken_back = is_neutral(entries.units) & ~self._is_at_record[is_behind]
+        # What looks like a cancelled entry is damage where a record begins.
+        looks_cancelled = is_neutral(entries.units) & ~self._is_at_record[is_behind]
         stands_for_one = is_behind.copy()
-        stands_for_one[is_behind] = ~(entries.is_pre_blank | was_taken_back)
+        stands_for_one[is_behind] = ~(entries.is_pre_blank | looks_cancelled)
         is_outside = (places < self._log.min_offset) | (places >= self._log.end_offset)
         leads_nowhere = self._is_at_record | is_outside | ~self._holes.hold(places)
         return np.asarray(stands_for_one & leads_nowhere & ~self._is_right)

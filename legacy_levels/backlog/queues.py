@@ -83,7 +83,7 @@ class LevelQueue:
 
     def is_expired(self, log_min: int) -> BoolArray:
         """Entries that a broker skips: their record is gone with the oldest log files, their
-        message was taken back or delivered out of turn, or they only fill the queue before its
+        message was cancelled or delivered out of turn, or they only fill the queue before its
         first message.
         """
         is_expired = new_array(len(self), np.bool_)

@@ -77,7 +77,7 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
             f"its queue had lost {counted(count, *_ENTRIES)} when the store was opened",
             "a broker does not deliver such messages; this store has made"
             f" {counted(losses.brought_back.get(level, 0), *_ENTRIES)} anew, among them those of"
-            " messages taken back",
+            " cancelled messages",
             "find out what was removed",
         )
     yield from queue_findings(state.live)

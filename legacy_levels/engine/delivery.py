@@ -234,7 +234,7 @@ class LevelDelivery:
         return True
 
     def _deliver_rows(self, rows: DueRows, now_ms: int) -> tuple[LogDeliveries, int]:
-        """Deliver in this order; also returns how many of the rows are dealt with."""
+        """Deliver in this order; also returns how many of the rows are done."""
         live = self._state.live
         nothing = np.zeros(0, np.int64)
         deliveries, done = LogDeliveries(live, nothing, nothing, nothing), 0

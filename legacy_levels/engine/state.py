@@ -92,7 +92,7 @@ class Losses:
 def bring_back(live: LiveStore) -> Losses:
     """Find out what is gone, and make the level queues whole again as far as the log goes.
 
-    What was taken back in such a queue is not known any more, and will be delivered.
+    What was cancelled in such a queue is not known any more, and will be delivered.
     """
     mark = read_mark(live.root.path, FLUSHED_NAME)
     log_bytes = 0 if mark is None else max(0, mark.log_end - live.log.end)

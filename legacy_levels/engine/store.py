@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from message_store.columns.byte_column import Int64s
     from message_store.columns.message_batch import MessageBatch
     from message_store.format.delay_levels import DelayLevels
-    from message_store.writing.topics import LiveTopic
 
 
 def dialect_of(root: StoreRoot) -> Dialect:
@@ -330,7 +329,7 @@ class LevelStore(EngineOnFiles):
             self.live.log.require_unbroken()  # what looks as if it waits may have been delivered
             entries = self._entries(receipt)
             waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
-            self._take_back(waiting)
+            self._neutralise_waiting(waiting)
             return Cancellation.CANCELLED if waiting else verdict(entries)
 
     def _entries(self, receipt: Receipt | str) -> list[Entry]:
@@ -338,7 +337,7 @@ class LevelStore(EngineOnFiles):
             return entries_of_receipt(self.state, receipt)
         return entries_of_handle(self.state, RecallHandle.parse(receipt))
 
-    def _take_back(self, entries: list[Entry]) -> None:
+    def _neutralise_waiting(self, entries: list[Entry]) -> None:
         """Neutralise these entries, which wait."""
         if entries:  # nothing in the log tells of a cancel
             self.live.flush_all_next()
@@ -375,14 +374,9 @@ class LevelStore(EngineOnFiles):
             with self.live.all_or_broken():
                 moved = self._scheduling.reschedule(older, message, due)
                 self.live.sync_log()
-                self._take_back(waiting)
+                self._neutralise_waiting(waiting)
                 self.live.sync_queues()
             return moved
-
-    def topic(self, name: str) -> LiveTopic:
-        """A topic's queues, for reading."""
-        with self.live.reading():
-            return self.live.topic(name)
 
     def check(self) -> list[Finding]:
         """Everything that is noticed about this store, worst first."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from message_store.base.errors import SourceError, UnsupportedStoreError
-from message_store.files.places import places_of
 from message_store.files.segments import list_directories, list_row
 from message_store.files.small_files import read_piece
 
@@ -39,15 +38,17 @@ def member_id(directory: Path) -> str:
     return directory.name.removeprefix(MEMBER_PREFIX)
 
 
-def entries_directories(root: Path) -> tuple[Path, ...]:
-    """The directories with the files of a member's log; none for any other store. Raises as
-    ``member_directory``.
+def entries_directories(root: Path, named: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The directories with the files of a member's log, the ``named`` ones if there are any; none
+    for any other store. Raises as ``member_directory``.
     """
     member = member_directory(root)
-    return () if member is None else places_of(root).entries or (member / "data",)
+    return () if member is None else named or (member / "data",)
 
 
-def readable_entries(root: Path, commit_logs: Sequence[Path]) -> tuple[Path, ...]:
+def readable_entries(
+    root: Path, named: tuple[Path, ...], commit_logs: Sequence[Path]
+) -> tuple[Path, ...]:
     """The same, after a look at what is there.
 
     Raises UnsupportedStoreError where no file of the log is found, SourceError for a link, and
@@ -57,7 +58,7 @@ def readable_entries(root: Path, commit_logs: Sequence[Path]) -> tuple[Path, ...
     for link in root.glob(f"{MEMBER_PREFIX}*"):
         if link.is_symlink():
             raise SourceError(f"{link}: {NO_LINK}")
-    entries = entries_directories(root)
+    entries = entries_directories(root, named)
     if not entries:
         return ()
     files = list_row(entries)

@@ -5,7 +5,6 @@ Queues name the offset and the size of each record, whatever stands in front of 
 bytes up by their offsets does not learn whether a store is a DLedger member's.
 """
 
-from message_store.files.dledger import entries_directories
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 
@@ -16,6 +15,4 @@ def open_log(store: StoreRoot, file_bytes: int | None = None) -> SegmentReader:
     Raises SourceError for a directory that cannot be read.
     """
     first, *more = store.commit_logs
-    return SegmentReader(
-        first, file_bytes, more=tuple(more), entries=entries_directories(store.path)
-    )
+    return SegmentReader(first, file_bytes, more=tuple(more), entries=store.entries)

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where those parts of a store lie that its broker keeps outside the root (`storePathCommitLog`).
 
-A table of mounts, as it were: who knows a broker's configuration names the places of a store once.
-They are looked up wherever the store is opened, and go along to other processes. A store that is
-not named has all of its parts under its root.
+Who knows a broker's configuration names the places of a store around the call that opens it, by
+``placed``. A ``StoreRoot`` that is made there has them as a field. They hold in that thread, in
+those of ``parallel_map``, and in tasks of Spark. A store that is not named has all of its parts
+under its root.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -38,32 +42,36 @@ class Places:
 
 
 UNDER_THE_ROOT = Places()
-_named: dict[str, Places] = {}
+_named: ContextVar[Table] = ContextVar("named places", default=MappingProxyType({}))
 
 
-def name_places(root: Path, places: Places) -> None:
-    """Say where the parts of the store at ``root`` lie, in place of what was said before."""
-    if places == UNDER_THE_ROOT:
-        _named.pop(_key(root), None)
-    else:
-        _named[_key(root)] = places
+@contextmanager
+def placed(root: Path, places: Places) -> Iterator[None]:
+    """The parts of the store at ``root`` lie there during the ``with`` block."""
+    token = _named.set({**_named.get(), _key(root): places})
+    try:
+        yield
+    finally:
+        _named.reset(token)
 
 
 def places_of(root: Path) -> Places:
     """Where the parts of the store at ``root`` lie."""
-    return _named.get(_key(root), UNDER_THE_ROOT) if _named else UNDER_THE_ROOT
+    return table.get(_key(root), UNDER_THE_ROOT) if (table := _named.get()) else UNDER_THE_ROOT
 
 
 def named_places() -> Table:
-    """All that was named, for another process."""
-    return dict(_named)
+    """All that is named here, for another process."""
+    return dict(_named.get())
 
 
 def with_places(table: Table, function: Callable[..., Any], *values: Any) -> Any:
     """``function`` of these values in another process, where the same places are named then."""
-    _named.clear()
-    _named.update(table)
-    return function(*values)
+    token = _named.set(table)
+    try:
+        return function(*values)
+    finally:
+        _named.reset(token)
 
 
 def each_directory_once(paths: Sequence[Path]) -> tuple[Path, ...]:

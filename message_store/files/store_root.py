@@ -80,14 +80,15 @@ def _stores_within(path: Path) -> str:
 class StoreRoot:
     """The directory of a broker's store; paths only, nothing is opened or made. But queues that lie
     in RocksDB are copied into files when somebody asks where they are.
+
+    ``places`` are those of its parts that its broker keeps elsewhere: what is given, or what
+    ``placed`` names around the call that makes this.
     """
 
     path: Path = attrs.field(converter=Path)
-
-    @property
-    def places(self) -> Places:
-        """Where its parts lie that its broker keeps elsewhere."""
-        return places_of(self.path)
+    places: Places = attrs.field(
+        default=attrs.Factory(lambda self: places_of(self.path), takes_self=True)
+    )
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -103,6 +104,11 @@ class StoreRoot:
     def commit_logs(self) -> tuple[Path, ...]:
         """All directories of the log: readers need them all, by ``open_log``."""
         return self.places.commit_logs or (self.path / "commitlog",)
+
+    @property
+    def entries(self) -> tuple[Path, ...]:
+        """All directories of a DLedger member's log, if it is one's. Raises SourceError."""
+        return entries_directories(self.path, self.places.entries)
 
     @property
     def consume_queues(self) -> Path:
@@ -210,7 +216,7 @@ class StoreRoot:
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         names = set(os.listdir(self.path))
-        entries = readable_entries(self.path, self.commit_logs)
+        entries = readable_entries(self.path, self.places.entries, self.commit_logs)
         elsewhere = self.places.elsewhere
         if "commitlog" not in names and not entries and not self.places.commit_logs:
             raise SourceError(
@@ -232,7 +238,7 @@ class StoreRoot:
     @property
     def has_lost_log(self) -> bool:
         """Whether there are consume queues, and no file of the log that they lead to."""
-        logs = (*self.commit_logs, *entries_directories(self.path))
+        logs = (*self.commit_logs, *self.entries)
         return not any(map(list_segments, logs)) and holds_queues(self.consume_queues)
 
     def require_log(self) -> None:

@@ -34,7 +34,7 @@ def run_store(
     asked before every round. What is due at ``until_ms`` is still delivered, nothing after it.
     ``poll_ms`` bounds each sleep, because another thread may schedule something sooner or ``stop``
     may change its mind; where neither can happen (a week on a ``ManualClock``) let it be long.
-    With ``flush_every_ms`` the store is flushed that often, so that a loss of power takes back no
+    With ``flush_every_ms`` the store is flushed that often, so that a loss of power costs no
     more than that and a round.
 
     Errors of the store and of ``on_deliveries`` come out; what was delivered until then stays

@@ -146,7 +146,7 @@ def tell(records: Sequence[StoredMessage]) -> Iterator[TraceStep]:
         yield step
 
 
-def was_taken_back(steps: Sequence[TraceStep], record: StoredMessage) -> bool:
+def was_cancelled(steps: Sequence[TraceStep], record: StoredMessage) -> bool:
     """Whether one of these steps, which are of one unique key, is a cancel of the message whose
     newest pending record this is. In a delay level no record tells of a cancel.
     """

@@ -325,7 +325,7 @@ class MemoryStore(ClosedOnExit):
             entries = self._named(receipt)
             waiting = [entry for entry in entries if entry.fate is None]
             for entry in waiting:
-                self._take_back(entry)
+                self._cancel_entry(entry)
         return Cancellation.CANCELLED if waiting else _verdict(entries)
 
     def _named(self, receipt: Receipt | str) -> list[_Entry]:
@@ -339,7 +339,7 @@ class MemoryStore(ClosedOnExit):
             ]
         return entries
 
-    def _take_back(self, entry: _Entry) -> None:
+    def _cancel_entry(self, entry: _Entry) -> None:
         self._waiting.remove(entry)
         entry.fate = Cancellation.CANCELLED
 
@@ -360,7 +360,7 @@ class MemoryStore(ClosedOnExit):
             moved = self._entry(entry.message, self._due_ms(due, now_ms), now_ms, self._log_end)
             moved.first_offset = entry.first_offset
             self._place([moved])
-            self._take_back(entry)
+            self._cancel_entry(entry)
             return moved.receipt
 
     def trace(self, unique_key: str) -> list[TraceStep]:

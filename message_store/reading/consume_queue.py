@@ -115,7 +115,7 @@ def is_pre_blank(units: UnitArray) -> BoolArray:
 
 
 def is_neutral(units: UnitArray) -> BoolArray:
-    """Which units lead to no record any more: it was taken back, or delivered out of turn."""
+    """Which units lead to no record any more: cancelled, or delivered out of turn."""
     sizes = units["size_bytes"]
     return np.asarray((sizes > 0) & (sizes <= MAX_NEUTRAL_BYTES))
 

@@ -61,7 +61,7 @@ def _ways_on(root: StoreRoot, facts: dict[str, Any]) -> str:
     store, asked = shell_word(str(root.path)), facts.get("asked")
     back = f"`delaywheel rollback {store} --execute`"
     if facts["state"] == UNDOING:
-        return f"it was being taken back: go on with {back}"
+        return f"it was being undone: go on with {back}"
     asked = asked if isinstance(asked, dict) else {}
     if isinstance(target := asked.get("target"), str):
         command = f"retire {store} --converted-to {shell_word(target)}"

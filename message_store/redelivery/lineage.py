@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lineage: which message a record takes on, and which records were dealt with.
+"""Lineage: which message a record takes on, and which records are done.
 
 A record that is delivered or rolled here names the first record of its message. Its prepared
 transaction offset is the complement of where that lies in the log. The name is part of the record,
 so neither a kill nor a loss of power parts the two. The rule of recovery follows. A pending record
-was dealt with if and only if a later record of the log names the first one of its message. The
-records of a message are dealt with one after the other, so the newest name decides.
+is done if and only if a later record of the log names the first one of its message. The
+records of a message are done one after the other, so the newest name decides.
 
 A broker writes 0 there, or the offset of a half message. Neither is negative, and such a record
 names nobody. Nothing in RocketMQ reads the field of such a record (4.9.7 to 5.5.0).
@@ -114,7 +114,7 @@ class Names:
         return int(self.store_ms.max(initial=0))
 
     def are_done(self, offsets: Int64s, firsts: Int64s) -> NDArray[np.bool_]:
-        """Which of the records at these places were dealt with, given the first record of the
+        """Which of the records at these places are done, given the first record of the
         message of each: a later record names it.
         """
         named, places = self._newest

@@ -55,7 +55,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
             "consumequeue",
             f"{counted(repaired, 'entry was', 'entries were')} damaged while nobody had the store"
             " open",
-            "they were made again from the log; of messages taken back, they may be delivered",
+            "they were made again from the log; of cancelled messages, they may be delivered",
             "find out what damaged the files",
         )
     if cut := store.recovery.cut:

@@ -45,14 +45,14 @@ Int64s = NDArray[np.int64]
 Fill = Callable[[slice, Int64s, int], None]
 
 PUBLISHED_LAST_BYTES = BLANK_RECORD.size
-"""Size and magic: without them nothing begins at a place."""
+"""Size and magic of the first record: as long as they are zero, no record begins there."""
 
 _MAGIC_AT = HEAD_V4_V4.offset_of("magic")
 _MAGICS_BEGIN = (MAGIC_V1 % (1 << 32)).to_bytes(4, "big")[:3]  # those of both kinds of records
 _PIECES_FOR_A_THREAD = 4
 _NO_ROOM = -1
 PIECE_BYTES: Final = 1 << 20
-"""About how much is written at once: what a core's own cache still holds when it is written."""
+"""About how much is written at once: it is still in the core's own cache then."""
 
 
 class LiveLog:
@@ -84,19 +84,17 @@ class LiveLog:
         return self.segments.min_offset
 
     def end_at(self, end: int, last_start: int = 0) -> None:
-        """Let the log end at the offset ``end``, its last record begin at ``last_start``: recovery
-        has found them.
-        """
+        """Set the end of the log and the offset of its last record, as recovery found them."""
         self.end, self.last_start = end, last_start
 
     # --- writing ----------------------------------------------------------------------------------
 
     def append(self, size_bytes: int, make: Callable[[int], bytes]) -> int:
-        """Put one record at the end; returns where it begins.
+        """Append one record; returns its commit log offset.
 
-        ``make`` is told where, and answers the record, of ``size_bytes``. Raises TargetError when
-        the disk refuses, and BadFieldError for a record that no file can hold; nothing is stored
-        then.
+        ``make`` is given the offset and returns the record, which is ``size_bytes`` long. Raises
+        TargetError when the disk refuses, and BadFieldError for a record that no file can hold;
+        nothing is stored then. RocketMQ: CommitLog#asyncPutMessage (4.9.7).
         """
         position = self.offset_for(size_bytes)
         record = make(position)
@@ -106,14 +104,14 @@ class LiveLog:
         return position
 
     def offset_for(self, size_bytes: int) -> int:
-        """Where the next record begins, if it has this size. Raises as ``append``."""
+        """The commit log offset of the next record, if it has this size. Raises as ``append``."""
         position = self.end
         if position + size_bytes + END_OF_FILE_MIN_BYTES > self._room_end:
             position = self._turn_to_room(size_bytes)
         return position
 
     def put(self, record: bytes, position: int) -> None:
-        """Store a record at the place that ``offset_for`` gave for its size. Raises TargetError."""
+        """Store a record at the offset that ``offset_for`` gave for it. Raises TargetError."""
         try:
             write_small(self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES)
         except OSError as error:
@@ -127,14 +125,14 @@ class LiveLog:
         self.append_count += 1
 
     def put_all(self, records: Sequence[bytes], position: int) -> None:
-        """Store several records, one behind another, at the place that ``offset_for`` gave for the
+        """Store several records, one behind another, at the offset that ``offset_for`` gave for the
         size of all: a kill leaves all of them or none. Raises TargetError.
         """
         self.put(b"".join(records), position)
         self.last_start = self.end - len(records[-1])
 
     def _turn_to_room(self, size_bytes: int) -> int:
-        """Make the file where ``size_bytes`` go the current one; returns where they go."""
+        """Make the file that has room for ``size_bytes`` the current one; returns their offset."""
         self.require_unbroken()
         if size_bytes + END_OF_FILE_MIN_BYTES > self.file_bytes:
             raise BadFieldError(
@@ -161,7 +159,7 @@ class LiveLog:
         self._file_start = start
 
     def _make_ready(self, size_bytes: int) -> None:
-        """Let there be pages for this record and for those that follow it."""
+        """Allocate pages for this record and for those that follow it."""
         start = self._file_start
         wanted = self.end + size_bytes + END_OF_FILE_MIN_BYTES
         if wanted > self._ready_end:
@@ -171,15 +169,15 @@ class LiveLog:
         self._room_end = self._ready_end
 
     def _write_blank(self, position: int) -> None:
-        """Say that nothing follows in the file that ends behind ``position``."""
+        """Write a blank from ``position`` to the end of its file. RocketMQ: BLANK_MAGIC_CODE."""
         left = self.file_bytes - position % self.file_bytes
         self.segments.write_at(position, BLANK_RECORD.encode(size_bytes=left, magic=MAGIC_BLANK))
 
     def append_rows(self, sizes: Int64s, fill: Fill) -> Int64s:
-        """Put many records at the end, all or none; returns where each begins.
+        """Append many records, all or none; returns the commit log offset of each.
 
-        ``fill(rows, positions, target_address)`` is called for some rows after another: it writes
-        the record of row ``i`` to ``target_address + positions[i] - positions[rows.start]``.
+        ``fill(rows, positions, target_address)`` is called for one run of rows after another. It
+        writes the record of row ``i`` to ``target_address + positions[i] - positions[rows.start]``.
         Raises as ``append``; what ``fill`` raises goes through, and nothing is stored then.
         """
         positions = np.empty(len(sizes), np.int64)
@@ -233,7 +231,7 @@ class LiveLog:
             self._write_blank(int(ends[row]))
 
     def _undo(self) -> None:
-        """Zero what a failed append has written: it must not be valid behind the next one."""
+        """Zero what a failed append has written, lest it be valid records behind the next one."""
         self._room_end = _NO_ROOM
         was_broken, self.is_broken = self.is_broken, True  # so it stays if anything stops this
         with suppress(DelayStoreError):

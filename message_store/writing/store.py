@@ -464,6 +464,11 @@ class EngineOnFiles(ClosedOnExit):
         """What is kept beside it."""
         return self.live.companions
 
+    def topic(self, name: str) -> LiveTopic:
+        """A topic's queues, for reading."""
+        with self.live.reading():
+            return self.live.topic(name)
+
 
 def _is_near(last: tuple[int, int], now: tuple[int, int]) -> bool:
     """Whether little log and little time lie between two moments; a clock may go back."""

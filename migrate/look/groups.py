@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import attrs
 
@@ -26,15 +26,11 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
-from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.delay_store import Pending
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import LookedAtTopic
 from migrate.look.pending import PendingFilter, pending_messages
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
 
 _MOST_LOOKS = 5
 """Beside a process that gives messages back all the time, the last look is shown."""
@@ -60,36 +56,15 @@ class GroupFacts:
     in_flight: int | None
 
 
-@attrs.frozen(eq=False)
-class _LookedAtLog:
-    """Records of the log by their places."""
-
-    reader: SegmentReader
-
-    def record(self, offset: int, size_bytes: int) -> StoredMessage:
-        """Raises FormatError."""
-        return decode_message_at(self.reader.read_at(offset, size_bytes))
-
-
-@attrs.frozen(eq=False)
-class _LookedAtFiles:
-    """What groups ask of the files of a store."""
-
-    root: StoreRoot
-    log: _LookedAtLog
-
-    def require_open(self) -> None:
-        """It is always."""
-
-
 class _LookedAtStore:
     """What groups read of a store, and nothing that writes."""
+
+    live = None
 
     def __init__(self, root: StoreRoot, log: SegmentReader, now_ms: int) -> None:
         self.clock = ManualClock(now_ms)
         self.lock = threading.RLock()
         self.companions = Companions()
-        self.live = cast("LiveStore", _LookedAtFiles(root, _LookedAtLog(log)))
         self._root = root
         self._log = log
         self._topics: dict[str, LookedAtTopic] = {}
@@ -119,7 +94,8 @@ def _groups_of(path: Path, now_ms: int) -> Iterator[GroupStore]:
     with open_log(root) as log:
         store = cast(GroupStore, _LookedAtStore(root, log, now_ms))
         files = OffsetFiles(root, Dialect.ROCKETMQ_5_5.config, is_only_read=True)
-        store.companions.of(ConsumerGroups, lambda: ConsumerGroups(store, files))
+        groups = ConsumerGroups(store, files, lambda *place: decode_message_at(log.read_at(*place)))
+        store.companions.of(ConsumerGroups, lambda: groups)
         yield store
 
 

@@ -127,7 +127,7 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
     if state.done_already_count:
         units = counted(state.done_already_count, "entry", "entries")
         yield (
-            f"{units} of the wheel, its queue and its timeline, dealt with and not written down:"
+            f"{units} of the wheel, its queue and its timeline, delivered and not written down:"
             " left out here, repeated by a broker"
         )
     if state.recalled_by_topic_count:

@@ -11,6 +11,7 @@ from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.commit_log import LogWalk
+from message_store.reading.consume_queue import UnitArray
 from migrate.plain.kernels import (
     COLUMNS,
     COUNT,
@@ -56,6 +57,17 @@ class MovedRecords:
         into = offsets - old[row]
         places: Int64Array = np.where((into >= 0) & (into < sizes[row]), new[row] + into, NOWHERE)
         return places
+
+    def follow(self, units: UnitArray, rows: Int64Array, log_min: int) -> int | None:
+        """Let these rows of queue entries or timer units lead to where their records are now; those
+        below ``log_min``, which retention has taken, stay. Returns the first row that leads to no
+        record, or None.
+        """
+        offsets = units["commit_log_offset"][rows].astype(np.int64)
+        places, is_kept = self.places(offsets), offsets < log_min
+        units["commit_log_offset"][rows] = np.where(is_kept, offsets, places)
+        lost = rows[(places == NOWHERE) & ~is_kept]
+        return int(lost[0]) if lost.size else None
 
     def named(self, prepared: Int64Array) -> Int64Array:
         """Prepared transaction offsets as they are now: of a half message, or (its complement) of

@@ -28,6 +28,7 @@ from message_store.files.segments import Segment, SegmentReader, holds_queues, l
 from message_store.files.small_files import (
     is_ordinary_file,
     make_directories,
+    read_extents,
     read_small_file,
     replace_file,
     sync_directory,
@@ -39,16 +40,17 @@ from message_store.reading.consume_queue import is_filled, is_pre_blank
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings
-from migrate.plain.moved_records import NOWHERE, MovedRecords, move_records
-from migrate.plain.timers import move_timers
+from migrate.plain.moved_records import MovedRecords, move_records
 from migrate.progress import Progress, no_progress
 from migrate.source.condition import require_stopped
 from migrate.source.level_delays import level_table_of
 from migrate.write.large_files import write_sparse
 from migrate.write.staging import clear, sync_tree, take_place, target_errors
+from timer_wheel.format.timer_log import FLAG_DEFAULT, TIMER_UNIT
 from timer_wheel.reading.timeline import read_timeline, timeline_directory
 
 _FOREVER_MS = 10**15
+_KNOWN_FLAGS = 0xF
 _OTHER_QUEUES = ("consumequeue_ext", "batchconsumequeue")
 
 
@@ -146,7 +148,7 @@ def _make(
             for topic in list_directories(root.consume_queues)
             for queue in list_directories(topic)
         ]
-        move_timers(root, staged, moved, log.min_offset)
+        _move_timers(root, staged, moved, log.min_offset)
         settings = StoreSettings(
             commit_log_file_bytes=log.file_bytes,
             queue_file_bytes=queue_file_bytes(root, StoreSettings().queue_file_bytes),
@@ -175,17 +177,12 @@ def _move_queue(queue: Path, place: Path, moved: MovedRecords, log: SegmentReade
     with SegmentReader(queue) as reader:
         for segment in reader.segments:
             units = _units_of(reader, segment)
-            filled = is_filled(units) & ~is_pre_blank(units)
-            rows = np.flatnonzero(filled)
-            offsets = units["commit_log_offset"][rows].astype(np.int64)
-            places = moved.places(offsets)
-            is_kept = offsets < log.min_offset  # retention has taken what they led to
-            if (lost := rows[(places == NOWHERE) & ~is_kept]).size:
-                ordinal = segment.start_offset // QUEUE_UNIT.size + int(lost[0])
+            rows = np.flatnonzero(is_filled(units) & ~is_pre_blank(units))
+            if (lost := moved.follow(units, rows, log.min_offset)) is not None:
+                ordinal = segment.start_offset // QUEUE_UNIT.size + lost
                 raise SourceError(
                     f"{queue}: entry {ordinal:,} leads to no record; take another member's store"
                 )
-            units["commit_log_offset"][rows] = np.where(is_kept, offsets, places)
             count += len(rows)
             used = (
                 int(np.flatnonzero(units["size_bytes"])[-1]) + 1 if units["size_bytes"].any() else 0
@@ -198,6 +195,35 @@ def _move_queue(queue: Path, place: Path, moved: MovedRecords, log: SegmentReade
 def _units_of(reader: SegmentReader, segment: Segment) -> np.ndarray[Any, np.dtype[np.void]]:
     length = segment.length_bytes // QUEUE_UNIT.size * QUEUE_UNIT.size
     return np.frombuffer(bytearray(reader.read_at(segment.start_offset, length)), QUEUE_UNIT.dtype)
+
+
+def _move_timers(root: StoreRoot, staged: StoreRoot, moved: MovedRecords, log_min: int) -> None:
+    """Copy wheel and timer log, whose units lead to where the records are now. Slots name positions
+    in the timer log, which stay; so do the wheel's own checkpoint and metrics.
+    """
+    with SegmentReader(root.timer_log) as reader:
+        for segment in reader.segments:
+            content = bytearray(reader.read_at(segment.start_offset, segment.length_bytes))
+            units = np.frombuffer(content, TIMER_UNIT.dtype, len(content) // TIMER_UNIT.size)
+            flags = units["magic"]
+            rows = np.flatnonzero(
+                (units["size_bytes"] == TIMER_UNIT.size)
+                & (flags & ~_KNOWN_FLAGS == 0)  # a blank may be as long as a unit
+                & (flags & FLAG_DEFAULT != 0)
+            )
+            if (lost := moved.follow(units, rows, log_min)) is not None:
+                position = segment.start_offset + lost * TIMER_UNIT.size
+                raise SourceError(
+                    f"{segment.path}: the unit at {position:,} leads to no record; take another"
+                    " member's store"
+                )
+            place = staged.timer_log / segment.path.name
+            write_sparse(place, segment.length_bytes, [(0, bytes(content))])
+    for path in sorted(root.path.glob(f"{root.timer_wheel.name}*")):
+        size_bytes = path.stat().st_size
+        pieces = read_extents(path, size_bytes, "a wheel") or []
+        copied = [(at, bytes(piece)) for at, piece in pieces]
+        write_sparse(staged.path / path.name, size_bytes, copied)
 
 
 def _copy_small_files(root: StoreRoot, staged: StoreRoot) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a source's log and queues lie, from its broker's configuration or from flags.
 
-The one place that resolves them; ``StoreRoot`` then knows. A broker has no setting for the place of
+The one place that resolves them, for ``StoreRoot``. A broker has no setting for the place of
 its consume queues, though many configurations name one (`storePathConsumeQueue`). It permits a link
 to there. RocketMQ: MessageStoreConfig, MultiPathMappedFileQueue (4.9.7).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.errors import OptionsError
-from message_store.files.places import Places, each_directory_once, name_places
+from message_store.files.places import Places, each_directory_once
 from message_store.files.segments import list_segments
 
 _ROOT = "storePathRootDir"
@@ -38,8 +38,9 @@ class GivenPlaces:
 NOT_GIVEN = GivenPlaces()
 
 
-def name_source(root: Path, conf: Conf, given: GivenPlaces = NOT_GIVEN) -> Places:
-    """Resolve where the parts of the store at ``root`` lie, and name them for all who open it.
+def places_in(root: Path, conf: Conf, given: GivenPlaces = NOT_GIVEN) -> Places:
+    """Where the parts of the store at ``root`` lie by a broker's configuration and by flags, for
+    ``placed``.
 
     A path below the configuration's `storePathRootDir` is taken as one below ``root``, which may be
     a copy. Raises OptionsError where the configuration names a log that may be another store's, and
@@ -54,14 +55,12 @@ def name_source(root: Path, conf: Conf, given: GivenPlaces = NOT_GIVEN) -> Place
     own_log = each_directory_once([root / "commitlog"])
     every = each_directory_once(logs)
     queues = given.consume_queues
-    places = Places(
+    return Places(
         commit_logs=() if _same(every, own_log) else every,
         entries=each_directory_once(entries),
         consume_queues=None if queues is None else queues.absolute(),
         linked=each_directory_once([*logs, *entries, *_paths(root, conf, conf.get(_QUEUES, ""))]),
     )
-    name_places(root, places)
-    return places
 
 
 def _log_paths(root: Path, conf: Conf, key: str) -> tuple[Path, ...]:

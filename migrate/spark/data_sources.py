@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from message_store.base.errors import OptionsError
-from message_store.files.places import Places, name_places
+from message_store.files.places import Places, placed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,20 +102,20 @@ class PendingReader(DataSourceReader):
         """A run of messages each, in the order of the log."""
         from migrate.table.pending_table import pending_rows
 
-        name_places(self.path, self.places)
-        rows = pending_rows(self.path, self.kind, self.options, self.conditions)
+        with placed(self.path, self.places):
+            rows = pending_rows(self.path, self.kind, self.options, self.conditions)
         parts = [PendingPartition(part.packed()) for part in rows.ranges()]
         # one at least: what readers are given instead of none differs between versions of Spark
         return parts or [PendingPartition(rows.packed())]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The messages of one partition, as Arrow batches."""
+        from message_store.files.store_root import StoreRoot
         from migrate.table.pending_batches import pending_batches
         from migrate.table.pending_table import PendingRows
 
-        name_places(self.path, self.places)
-        rows = PendingRows.unpacked(partition.value)
-        yield from pending_batches(self.path, self.kind, rows, self.options, self.conditions)
+        rows, store = PendingRows.unpacked(partition.value), StoreRoot(self.path, self.places)
+        yield from pending_batches(store, self.kind, rows, self.options, self.conditions)
 
 
 class PushdownReader(PendingReader):

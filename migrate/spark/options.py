@@ -15,7 +15,7 @@ from message_store.files.places import Places
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import parse_long
 from migrate.settings import TOPIC_TYPES, TargetSettings, read_broker_conf
-from migrate.source.places import name_source
+from migrate.source.places import places_in
 from migrate.table.pending_table import TableOptions
 
 _SPARKS_OWN = frozenset({"path", "paths", "basepath"})
@@ -90,7 +90,7 @@ def source_of(options: Options) -> tuple[Path, Places]:
     """
     path, values = path_of(options), _known(options, _READ)
     conf = read_broker_conf(Path(values["brokerconf"])) if "brokerconf" in values else {}
-    return path, name_source(path, conf)
+    return path, places_in(path, conf)
 
 
 def path_of(options: Options) -> Path:

@@ -158,12 +158,12 @@ def _batches(
 ) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
     """Batches of one kind, gathered into row groups."""
     total = sum(len(each) for each in rows.values())
-    done = 0
+    root, done = StoreRoot(store), 0
     progress("export", 0, total)
     for kind, waiting in rows.items():
         gathered: list[pa.RecordBatch] = []
         for part in waiting.ranges():
-            batches = pending_batches(store, kind, part, options, conditions, keep_unreadable=True)
+            batches = pending_batches(root, kind, part, options, conditions, keep_unreadable=True)
             for batch in batches:
                 gathered.append(batch)
                 if _is_enough(gathered):

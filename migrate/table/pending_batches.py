@@ -6,7 +6,6 @@ Only around such a record are records decoded one by one.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import attrs
 import numpy as np
@@ -60,7 +59,7 @@ class DecodedChunk:
 
 
 def pending_batches(
-    path: Path,
+    store: StoreRoot,
     kind: str,
     rows: PendingRows,
     options: TableOptions,
@@ -73,7 +72,6 @@ def pending_batches(
     ``keep_unreadable``: an unreadable record meets conditions on columns that only its record has.
     Raises SourceError when the disk refuses, or a broker holds the store.
     """
-    store = StoreRoot(path)
     with looking_at(store), open_log(store) as log:
         for chunk in read_chunks(log, rows.commit_log_offset, rows.size_bytes):
             part = rows.rows(slice(chunk.first, chunk.end))

@@ -69,7 +69,7 @@ def look_at_table(path: Path, engine: str, now_ms: int) -> None:
     """As the data sources do: rows are found first, and their records read later."""
     kind, options = engine if engine in KINDS else WHEEL, TableOptions(now_ms=now_ms)
     rows = pending_rows(path, kind, options)
-    batches = [batch.to_pydict() for batch in pending_batches(path, kind, rows, options)]
+    batches = [batch.to_pydict() for batch in pending_batches(StoreRoot(path), kind, rows, options)]
     assert not [why for batch in batches for why in batch["problem"] if why is not None]
     require_a_moment(Counter(key for batch in batches for key in batch["unique_key"]))
 
@@ -357,7 +357,7 @@ def test_what_waited_in_a_log_file_that_is_deleted_meanwhile_is_named_record_by_
     name = without_first_file(tmp_path / "store")
     problems = [
         problem
-        for batch in pending_batches(tmp_path / "store", LEVELS, rows, options)
+        for batch in pending_batches(StoreRoot(tmp_path / "store"), LEVELS, rows, options)
         for problem in batch["problem"].to_pylist()
     ]
     assert len(problems) == len(ITEMS)

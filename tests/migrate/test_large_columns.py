@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a large store lie on the disk: the same bytes, the same report, and less memory."""
+"""Columns of a large store lie on the disk: the same target, the same report of a conversion and of
+a verification, and less memory.
+"""
 
 from __future__ import annotations
 
 import gc
+import random
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from legacy_levels.generate.store import generate_level_store
@@ -17,6 +21,8 @@ from message_store.files import array_room
 from migrate.convert import convert, convert_merged
 from migrate.report.report import ConversionReport, Seconds
 from migrate.settings import ConvertOptions, TargetSettings
+from migrate.verify import jobs as verify_jobs
+from migrate.verify.verify import VerifyOptions, verify
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -26,6 +32,7 @@ from tests.independent.level_store_builder import (
 )
 from tests.independent.real_stores import LEVELS_49_CRASH, unpack
 from tests.migrate.conversions import NOW_MS, SMALL, broker_files, options_for
+from tests.migrate.verify_targets import Stores, make_stores
 
 ITEMS: list[Item] = [
     *(LevelMessage(level=number % 18 + 1, body=bytes(number * 7)) for number in range(90)),
@@ -38,7 +45,7 @@ ITEMS: list[Item] = [
 
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has every column of every conversion on the disk, in blocks of a few rows; their sizes."""
+    """Has every column on the disk, in blocks of a few rows; their sizes."""
     made: list[int] = []
     map_one = array_room._mapped
 
@@ -48,7 +55,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return array
 
     monkeypatch.setattr(array_room, "_LARGE_BYTES", 1)
-    monkeypatch.setattr(array_room, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(array_room, "_BLOCK_ROWS", 3)
     monkeypatch.setattr(array_room, "_mapped", counted)
     return made
 
@@ -113,6 +120,59 @@ def test_merged_stores_are_the_same_too(tmp_path: Path, request: pytest.FixtureR
     assert broker_files(tmp_path / "target") == broker_files(tmp_path / "wanted")
 
 
+# --- verification ---------------------------------------------------------------------------------
+
+FILES = (
+    "consumequeue/rmq_sys_wheel_timer/0/00000000000000000000",
+    "timerlog/00000000000000000000",
+    "timerwheel",
+    "commitlog/00000000000000000000",
+)
+
+
+def damage(stores: Stores, seed: int) -> None:
+    """Change a bit of what a file holds."""
+    chance = random.Random(seed)
+    path = stores.target / chance.choice(FILES)
+    data = np.fromfile(path, np.uint8)
+    data[chance.choice(np.flatnonzero(data).tolist())] ^= 1 << chance.randrange(8)
+    data.tofile(path)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_target_is_reported_the_same(
+    seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    stores = make_stores(tmp_path)
+    if seed:
+        damage(stores, seed)
+    wanted = verify(stores.source.root, stores.target, spark=None)
+    mapped = request.getfixturevalue("mapped")
+    assert verify(stores.source.root, stores.target, spark=None) == wanted
+    assert len(mapped) > 10
+    assert wanted.is_clean == (seed == 0)
+
+
+def test_columns_lie_in_the_scratch_directory(
+    tmp_path: Path, mapped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = make_stores(tmp_path)
+    asked: list[Path] = []
+    arrays_on_disk = array_room.arrays_on_disk
+
+    def noted(directory: Path) -> Any:
+        asked.append(directory)
+        return arrays_on_disk(directory)
+
+    monkeypatch.setattr("migrate.verify.verify.arrays_on_disk", noted)
+    (tmp_path / "scratch").mkdir()
+    options = VerifyOptions(scratch=tmp_path / "scratch")
+    assert verify(stores.source.root, stores.target, spark=None, options=options).is_clean
+    assert asked == [tmp_path / "scratch"]
+    assert mapped
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 
@@ -124,26 +184,43 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
-def most_bytes(place: Path, messages: int) -> int:
-    """The most memory at a time of a conversion in this process, which has many small files."""
+def most_bytes(work: Callable[[ConvertOptions], object], place: Path, messages: int) -> int:
+    """The most memory at a time of some work in this process, for a target of many small files."""
     generate_level_store(place / "source", messages=messages, now_ms=NOW_MS, body_bytes=16)
     settings = TargetSettings(commit_log_file_bytes=2 << 20)
     options = ConvertOptions(
         source=place / "source", target=place / "target", now_ms=NOW_MS, settings=settings
     )
+    if work is verified:
+        convert(options)
     gc.collect()
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
-    assert convert(options).total("converted") == messages
+    assert work(options) == messages
     return tracemalloc.get_traced_memory()[1] - before
 
 
+def converted(options: ConvertOptions) -> int:
+    return convert(options).total("converted")
+
+
+def verified(options: ConvertOptions) -> int:
+    return verify(options.source, options.target, spark=None).converted
+
+
+# How far the reading of one store runs ahead of the other's differs by a task or two of verify.
+# Columns in memory would be hundreds of bytes a message.
 @pytest.mark.check
 @pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(("work", "message_bytes"), [(converted, 2), (verified, 16)])
 def test_memory_does_not_grow_with_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Callable[[ConvertOptions], int],
+    message_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(array_room, "_LARGE_BYTES", 1 << 12)
-    most_bytes(tmp_path / "kernels", 1_000)
-    few, many = most_bytes(tmp_path / "few", 200_000), most_bytes(tmp_path / "many", 600_000)
-    assert many - few < 2 * 400_000, "two bytes a message"
+    monkeypatch.setattr(verify_jobs, "_TASK_MAX_ENTRIES", 50_000)
+    most_bytes(work, tmp_path / "kernels", 1_000)
+    few = most_bytes(work, tmp_path / "few", 200_000)
+    assert most_bytes(work, tmp_path / "many", 600_000) - few < message_bytes * 400_000

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from message_store.files.store_root import StoreRoot
 from migrate.settings import TargetSettings
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
@@ -74,7 +75,7 @@ def read(target: Path) -> list[dict[str, Any]]:
     """The rows of a written store, by our own reader, in the order of its log."""
     options = TableOptions(now_ms=NOW_MS, include_body=True, precision_ms=SMALL.precision_ms)
     rows = pending_rows(target, WHEEL, options)
-    batches = pending_batches(target, WHEEL, rows, options)
+    batches = pending_batches(StoreRoot(target), WHEEL, rows, options)
     return pa.Table.from_batches(list(batches), options.schema).to_pylist()  # type: ignore[no-any-return]
 
 

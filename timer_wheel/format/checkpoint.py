@@ -143,7 +143,7 @@ class OwnCheckpoint:
     """Where the hand was at the last flush, where names begin, how wide a slot is, where the timer
     log begins that counts, and where it ended when the hand was there.
 
-    Names begin at the last moment when nothing in the slots ahead of the hand was dealt with, or
+    Names begin at the last moment when nothing in the slots ahead of the hand was done, or
     before: one too many does no harm (``redelivery.lineage``). Before ``foreign_until`` somebody
     else delivered, a broker or an earlier version, whose copies name nothing. Slots up to
     ``parked_until_ms`` may hold what is to roll, whatever their units say.

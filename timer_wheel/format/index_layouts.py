@@ -89,7 +89,7 @@ STATE = Layout(
         Field("version", "i32", "1"),
         Field("precision_ms", "i32", "the width of a promise; 1 is to the millisecond"),
         Field("slot_precision_ms", "i32", "the width meant by out times that are multiples of 100"),
-        Field("placed_end", "i64", "queue entries before it are in the index, or were dealt with"),
+        Field("placed_end", "i64", "queue entries before it are in the index, or are done"),
         Field("log_end", "i64", "the end of the commit log then; what is behind it is not known"),
         Field("hand_ms", "i64", "the last time for which messages were delivered"),
         Field("minute_hand_ms", "i64", "what is due before it is in the second wheel"),

@@ -54,7 +54,7 @@ class OlderSlots:
         """These, and then slots that were in use up to a place of the log.
 
         Of more than there is room for the first two become one, with the multiple for its width: so
-        what they took back stays so. Nothing of theirs may wait (``until_next_change``).
+        what they cancelled stays so. Nothing of theirs may wait (``until_next_change``).
         """
         untils, widths_ms = (*self.untils, until), (*self.widths_ms, width_ms)
         if len(untils) <= MOST_WIDTHS:

@@ -2,7 +2,7 @@
 """Makes a hierarchical wheel's store that of a wheel in files again, which a broker goes on with.
 
 Every pending message gets its unit. So does the newest entry of the timer queue, before the hand if
-it was dealt with. Cancelled messages get none, and neither do their delete markers: a wheel reads a
+it is done. Cancelled messages get none, and neither do their delete markers: a wheel reads a
 marker by slot and would cancel its target's neighbours. The index counts until the wheel is on
 disk, and so long brokers are kept from starting: whoever is stopped before begins again.
 """
@@ -97,7 +97,7 @@ def _older(index: TimerIndex) -> OlderSlots:
 
 
 def _place(timers: LiveTimers, waiting: Int64s, older: OlderSlots) -> None:
-    """Place what waits; all else was dealt with, delete markers too."""
+    """Place what waits; all else is done, delete markers too."""
     timers.remember_older(older)
     found = timers.unplaced(EVERYTHING)
     if len(found):

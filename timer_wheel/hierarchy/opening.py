@@ -284,7 +284,7 @@ def _note_idle_markers(index: TimerIndex) -> None:
 
 
 def _account(index: TimerIndex, names: Names) -> None:
-    """Take out what the database still has of the messages that were dealt with since."""
+    """Take out what the database still has of the messages that were done since."""
     waiting = index.waiting
     waiting.reach(names.newest_ms)  # nothing comes before its time: what came is near
     in_memory = together(list(islice(waiting.parts(), 2)))

@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def is_marker(self) -> bool:
-        """Whether it takes another back."""
+        """Whether it cancels another."""
         return bool(is_marker(self.row)[0])
 
     @property
@@ -119,12 +119,10 @@ _ANY_MS = np.array([EXACT_MS])
 
 @attrs.frozen
 class Named:
-    """The messages of one handle or receipt: ``targets`` are pending, one for each marker that is
-    needed to take all of them; ``fate`` is what became of the others.
-    """
+    """The messages of one handle or receipt: some are pending, others met a fate."""
 
-    targets: tuple[Target, ...]
-    fate: Cancellation
+    _targets: tuple[Target, ...]
+    _fate: Cancellation
     _live_keys: tuple[RecallKey, ...]
 
     @classmethod
@@ -157,12 +155,12 @@ class Named:
         return cls(tuple(targets.values()), _fate(index, known, named), keys)
 
     def waiting(self) -> list[Target]:
-        """The messages that are pending."""
-        return list(self.targets)
+        """The messages that are pending, one for each marker that is needed to take all of them."""
+        return list(self._targets)
 
     def past(self) -> Cancellation:
         """What became of a message that is not pending."""
-        return self.fate
+        return self._fate
 
     def count_alike(self, target: Target) -> int:
         """How many pending messages a delete marker of this one would cancel."""
@@ -230,7 +228,7 @@ def _may_pass(rows: Rows, wanted: Filter) -> Rows:
 
 
 def _live(index: TimerIndex, rows: Rows, marks: RecallMarks) -> Rows:
-    """The messages whose records can be read and that none of these markers takes back."""
+    """The messages whose records can be read and that none of these markers cancels."""
     facts = index.facts_of(rows, keys=len(marks) > 0)
     is_taken = marks.take_away(int64s(rows["commit_log_offset"]), facts)
     return rows[facts.is_fine & ~is_taken]
@@ -244,7 +242,7 @@ def first_due_ms(index: TimerIndex) -> int | None:
 
 
 def _first_of_each_part(index: TimerIndex) -> Iterator[int]:
-    """When the first message is due that was not taken back, in each part that has one."""
+    """When the first message is due that was not cancelled, in each part that has one."""
     found: int | None = None
     for rows in index.waiting.parts():
         rows = rows[np.argsort(rows["due_ms"], kind="stable")]

@@ -20,7 +20,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.interface.delay_store import Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
@@ -182,17 +182,6 @@ class HierarchicalWheelStore(TimerStore):
             return iter(list(waiting_with_key(self._index, wanted)))
         return waiting_in_parts(self._index, wanted)
 
-    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
-        found = Named.by(self._index, handle, first_offset)
-        if not found.targets:
-            return found.fate
-        self._knows_next_due = False
-        for target in found.targets:
-            with self._store.all_or_broken():
-                self._intake.recall(target, self._clock.now_ms())
-        self._index.place_queued()
-        return Cancellation.CANCELLED
-
     def _search(self, handle: RecallHandle, first_offset: int | None) -> Named:
         return Named.by(self._index, handle, first_offset)
 
@@ -209,14 +198,14 @@ class HierarchicalWheelStore(TimerStore):
 
     def _flush(self) -> None:
         """Log, queues, database, checkpoint, in this order."""
-        index, store = self._index, self._store
-        with self._use():
+        index, store = self._index, self.live
+        with self.live.reading():
             store.log.require_unbroken()
             batch = index.prepare(tidies=self._is_closed)
         store.sync_log()
         store.sync_queues()
         store.sync_or_break(lambda: index.write(batch, durably=True))
-        with self._use():
+        with self.live.reading():
             index.written(batch)
             index.lost.save()
         store.write_topics()

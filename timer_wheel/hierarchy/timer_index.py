@@ -58,7 +58,7 @@ class Batch:
 class TimerIndex:
     """Everything that a hierarchical wheel knows of what waits.
 
-    ``placed_end`` is the queue offset up to which every entry is known here, or was dealt with;
+    ``placed_end`` is the queue offset up to which every entry is known here, or is done;
     ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met in the
     queue that is no message, ``lost`` messages that nobody can deliver, those of earlier owners
     too; ``is_writing`` says that a batch is on its way to the database, until when nothing may be
@@ -122,7 +122,7 @@ class TimerIndex:
 
     def place_queued(self, known: TakenOver | None = None, names: Names | None = None) -> None:
         """Take in all that the queue holds, but for what a wheel had settled that is ``known``, and
-        for what these ``names`` of the log tell to have been dealt with.
+        for what these ``names`` of the log tell to be done.
         """
         if self.placed_end < self.queue.max_offset:
             with self.whole_or_broken():
@@ -179,14 +179,14 @@ class TimerIndex:
         return self.facts(*places, keys=keys)
 
     def are_done(self, rows: Rows, names: Names) -> Bools:
-        """Which of these messages were dealt with, as these names of the log tell."""
+        """Which of these messages are done, as these names of the log tell."""
         offsets = int64s(rows["commit_log_offset"])
         lineages, again = offsets.copy(), np.flatnonzero(is_stored_again(rows))
         lineages[again] = self.facts_of(rows[again]).lineages(offsets[again])
         return names.are_done(offsets, lineages)
 
     def pending_offsets(self) -> Int64s:
-        """Where in the log the records of all are that wait and that nobody took back, in order."""
+        """Commit log offsets of all pending records, ascending."""
         found = [np.empty(0, np.int64)]
         for rows in self.waiting.parts():
             offsets = int64s(rows["commit_log_offset"])

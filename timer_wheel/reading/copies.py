@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: what was stored when a message was dealt with, and of which message.
+"""Copies: what was stored when a message was done, and of which message.
 
 After a crash they tell what was done: no checkpoint is as new as they are. A copy of ours names the
 first record of its message (``redelivery.lineage``). One of a broker, of a timeline, or of an
@@ -101,7 +101,7 @@ class Copies:
     def take(
         self, message: StoredMessage, *, may_have_rolled: bool, cancelled_at: int = LONG_MAX
     ) -> bool:
-        """Whether a copy tells that this record was dealt with, which is taken where it names
+        """Whether a copy tells that this record is done, which is taken where it names
         nothing; equal messages are asked for in the order of the log. None is delivered behind the
         marker that cancelled it.
 

@@ -152,7 +152,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
 
 
 def _cancelled(timers: PendingTimers, commit_log: SegmentReader) -> Cancelled:
-    """What was taken back, by the times in the records."""
+    """What was cancelled, by the times in the records."""
     position, flags = np.maximum(timers.position, 0), timers.flags | FLAG_ROLL
     by_record = attrs.evolve(timers, position=position, flags=flags)
     return cancelled(by_record, commit_log, now_ms=0, precision_ms=SLOT_MS)

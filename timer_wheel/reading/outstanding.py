@@ -3,7 +3,7 @@
 it, in a timeline. What the log shows as done is left out.
 
 A broker notes its place once a second. After a crash it repeats the second before: it delivers or
-rolls again what it had dealt with. A timeline notes its place every five minutes, and never for
+rolls again what it had done. A timeline notes its place every five minutes, and never for
 messages that were overdue at the end of the queue. Delivered copies in the log tell what was done
 (``copies``). The newest records may not stand in the queue yet, copies of rolled messages among
 them. A starting broker reads those from the log, and so does this.
@@ -88,7 +88,7 @@ def still_to_do(
     since: LogSince,
     recalled_at: Int64Array,
 ) -> tuple[PendingTimers, int]:
-    """The rows that were not yet dealt with (placed from the queue, delivered or rolled); and how
+    """The rows that are not done yet (placed from the queue, delivered or rolled); and how
     many were.
 
     ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
@@ -154,7 +154,7 @@ def _flushed_before(root: StoreRoot, commit_log: SegmentReader) -> int:
 
 @attrs.frozen(eq=False)
 class Outstanding:
-    """Messages and delete markers that are to be dealt with, and what was left out of them.
+    """Messages and delete markers that are pending, and what was left out of them.
 
     ``resume_queue_offset`` is where a broker reads the timer queue on.
     """

@@ -21,7 +21,7 @@ class WheelState:
     ``after_crash``, a crashed store has some in all three as often as a broker would meet them;
     ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
     other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
-    because the log shows that they were dealt with before a crash. ``unit_count`` and
+    because the log shows that they were done before a crash. ``unit_count`` and
     ``slots_used`` count the timer log's units and the slots that are yet to be read.
     ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
     are queue entries that a broker cannot get past, ``shared_positions`` units that it would

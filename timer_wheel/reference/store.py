@@ -92,6 +92,26 @@ class ReferenceIntake(TimerIntake):
         """No slot holds too much here."""
 
 
+@attrs.frozen
+class _Named:
+    """The message of a handle, or what became of it."""
+
+    _targets: list[Target]
+    _fate: Cancellation
+
+    def waiting(self) -> list[Target]:
+        """The message, if it is pending."""
+        return self._targets
+
+    def past(self) -> Cancellation:
+        """What became of it, if it is not."""
+        return self._fate
+
+    def count_alike(self, target: Target) -> int:
+        """Only who reschedules asks. Raises UnsupportedStoreError."""
+        raise UnsupportedStoreError("RocketMQ cannot reschedule a message; WheelStore can")
+
+
 class ReferenceWheelStore(TimerStore):
     """``DelayStore`` by RocketMQ's own algorithm. Made by ``open``. ``timers`` is the algorithm,
     for whoever wants to step it; ``advance`` steps it until it waits for the clock.
@@ -162,13 +182,13 @@ class ReferenceWheelStore(TimerStore):
         puts = self._records.take_delivered()
         columns = zip(*(attrs.astuple(put) for put in puts), strict=True) if puts else ((), (), ())
         offsets, sizes, promised = columns
-        return LogDeliveries(self._store, offsets, sizes, promised)
+        return LogDeliveries(self.live, offsets, sizes, promised)
 
     def _clean(self, now_ms: int) -> None:
-        first = self._store.first_of_others(TIMER_TOPIC)
+        first = self.live.first_of_others(TIMER_TOPIC)
         keep_from = min([first, *(message.commit_log_offset for message, _ in self._messages())])
-        if self._store.clean(now_ms, keep_from, self.timers.flush):
-            self._log.delete_expired(self._store.log.min_offset)
+        if self.live.clean(now_ms, keep_from, self.timers.flush):
+            self._log.delete_expired(self.live.log.min_offset)
 
     def _find_next_due(self) -> int | None:
         unplaced = [promised_ms(m, self.timers.precision_ms) for m in self._without_units()]
@@ -230,7 +250,7 @@ class ReferenceWheelStore(TimerStore):
                 yield pending_of(message, due_ms, self._size_of(message))
 
     def _size_of(self, message: StoredMessage) -> int:
-        head = self._store.log.head(message.commit_log_offset)
+        head = self.live.log.head(message.commit_log_offset)
         return 0 if head is None else head["size_bytes"]
 
     # --- cancelling -------------------------------------------------------------------------------
@@ -238,23 +258,16 @@ class ReferenceWheelStore(TimerStore):
     def _may_be_a_marker(self) -> None:
         """A marker is told by its unit."""
 
-    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
-        """Store a delete marker: it takes what has its key and slot, also what comes later."""
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:
+        """One marker is enough: it takes what has its key and slot, also what comes later."""
         for message, due_ms in self._messages():
             if self._is_named(message, due_ms, handle):
-                self._knows_next_due = False
-                with self._store.all_or_broken():
-                    target = Target(message, due_ms - self.timers.precision_ms, (0, 0))
-                    self._intake.recall(target, self._clock.now_ms())
-                self._place_queued()
-                return Cancellation.CANCELLED
-        return self._fate(handle)
-
-    def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:
-        raise UnsupportedStoreError("RocketMQ cannot reschedule a message; WheelStore can")
+                slot_end_ms = due_ms - self.timers.precision_ms
+                return _Named([Target(message, slot_end_ms, (0, 0))], Cancellation.CANCELLED)
+        return _Named([], self._fate(handle))
 
     def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
-        """A marker is told by its unit."""
+        self._place_queued()
 
     def _is_named(self, message: StoredMessage, due_ms: int, handle: RecallHandle) -> bool:
         is_it = (message.unique_key, message.real_topic) == (handle.unique_key, handle.topic)
@@ -278,18 +291,18 @@ class ReferenceWheelStore(TimerStore):
     # --- health and the end -----------------------------------------------------------------------
 
     def _lost(self) -> LostMessages:
-        return LostMessages(self._store.root)
+        return LostMessages(self.live.root)
 
     def _findings(self) -> list[Finding]:
-        return worst_first([*self._lost().findings(), *queue_findings(self._store)])
+        return worst_first([*self._lost().findings(), *queue_findings(self.live)])
 
     def _flush(self) -> None:
-        store = self._store
+        store = self.live
         store.sync_log()
         store.sync_queues()
-        with self._use():
+        with self.live.reading():
             self.timers.flush()
-            self._metrics.persist(self.timers.timer_checkpoint.counter, self._clock.now_ms())
+            self._metrics.persist(self.timers.timer_checkpoint.counter, self.clock.now_ms())
         store.write_topics()
         store.write_checkpoint(durably=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of messages that wait no more: markers took them back, or they were delivered."""
+"""What became of messages that are not pending: markers cancelled them, or they were delivered."""
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def fate(
 def _were_taken(
     log: LiveLog, offsets: Int64s, facts: TimerFacts, marks: RecallMarks, is_named: Bools
 ) -> Bools:
-    """Which of the named messages these markers took back. A marker takes what waits: it was for
+    """Which of the named messages these markers cancelled. A marker takes what waits: it was for
     another message of the same key where this one had been delivered before it.
     """
     lineages, words = facts.lineages(offsets), facts.table[[KEY_ONE, KEY_TWO]]
@@ -63,7 +63,7 @@ def _were_taken(
 
 def _never_came(log: LiveLog, offsets: Int64s, facts: TimerFacts, asked: Bools) -> Bools:
     """Which of the messages asked for the log names as delivered nowhere, although a marker behind
-    them has their topic and key. Where widths were merged, slots do not tell what it took back.
+    them has their topic and key. Where widths were merged, slots do not tell what it cancelled.
     """
     lineages, table = facts.lineages(offsets), facts.table
     markers, places = facts.is_marker & facts.is_fine, marker_offsets(offsets, facts)

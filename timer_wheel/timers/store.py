@@ -5,7 +5,6 @@ questions and answers, opening and closing.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from message_store.base.errors import SharedKeyError, SourceError
@@ -30,7 +29,6 @@ from message_store.redelivery import lineage
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.store import EngineOnFiles, LiveStore
-from message_store.writing.topics import LiveTopic
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
@@ -61,29 +59,22 @@ class TimerStore(EngineOnFiles, ABC):
 
     def __init__(self, store: LiveStore, intake: TimerIntake) -> None:
         self.levels = store.levels
-        self.live = self._store = store
-        self._clock = store.clock
+        self.live = store
         self._intake = intake
         self._next_due: int | None = None
         self._knows_next_due = False
         self._group = store.group(self._flush)
         self._is_closed = False
 
-    @contextmanager
-    def _use(self) -> Iterator[None]:
-        with self._store.lock:
-            self._store.require_open()
-            yield
-
     # --- scheduling -------------------------------------------------------------------------------
 
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Store a message for later."""
-        store = self._store
+        store = self.live
         with store.lock:
             if store.is_closed:
                 store.require_open()
-            now_ms = self._clock.now_ms()
+            now_ms = store.clock.now_ms()
             self._knows_next_due = False
             count = store.log.append_count
             try:  # all_or_broken, but for what entering it costs
@@ -99,8 +90,8 @@ class TimerStore(EngineOnFiles, ABC):
         Raises BadFieldError for a property that cannot be read, UnsupportedDelayError for a delay
         beyond the limit.
         """
-        with self._use(), self._store.all_or_broken():
-            now_ms = self._clock.now_ms()
+        with self.live.reading(), self.live.all_or_broken():
+            now_ms = self.clock.now_ms()
             alias = self._intake.settings.start_deliver_time_alias
             asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
             self._knows_next_due = False
@@ -115,14 +106,14 @@ class TimerStore(EngineOnFiles, ABC):
         due_ms = int64s(due_ms)
         if due_ms.shape != (len(batch),):
             raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
-        with self._use(), self._store.all_or_broken():
+        with self.live.reading(), self.live.all_or_broken():
             self._knows_next_due = False
-            return self._intake.schedule_batch(batch, due_ms, self._clock.now_ms())
+            return self._intake.schedule_batch(batch, due_ms, self.clock.now_ms())
 
     def put_batch(self, batch: MessageBatch) -> BatchReceipt:
         """The same for many messages, all or none; a delete marker is put by itself."""
-        with self._use(), self._store.all_or_broken():
-            now_ms = self._clock.now_ms()
+        with self.live.reading(), self.live.all_or_broken():
+            now_ms = self.clock.now_ms()
             asked = asked_by_batch(
                 batch,
                 now_ms,
@@ -138,21 +129,21 @@ class TimerStore(EngineOnFiles, ABC):
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""
         now_ms = min(now_ms, LATEST_ADVANCE_MS)
-        with self._use():
-            self._store.log.require_unbroken()
+        with self.live.reading():
+            self.live.log.require_unbroken()
             self._knows_next_due = False
             if self._has_old_files(now_ms):  # first what may fail: it would hide deliveries
                 self._clean(now_ms)
-            with self._store.all_or_broken():
+            with self.live.all_or_broken():
                 return self._turn(now_ms)
 
     def _has_old_files(self, now_ms: int) -> bool:
-        log = self._store.log
-        if self._store.retention.kept is not None:
+        log = self.live.log
+        if self.live.retention.kept is not None:
             return True
         if len(log.segments.starts) < 2:
             return False
-        return log.store_time_ms(log.min_offset) + self._store.settings.retention_ms <= now_ms
+        return log.store_time_ms(log.min_offset) + self.live.settings.retention_ms <= now_ms
 
     def next_due_ms(self) -> int | None:
         """The earliest time at which ``advance`` would deliver something.
@@ -160,7 +151,7 @@ class TimerStore(EngineOnFiles, ABC):
         As with all that looks for what waits, what has come in is placed first, which writes:
         raises TargetError.
         """
-        with self._use():
+        with self.live.reading():
             if not self._knows_next_due:
                 self._place_queued()
                 self._next_due = self._find_next_due()
@@ -181,7 +172,7 @@ class TimerStore(EngineOnFiles, ABC):
         """What waits and passes every filter; no level is kept. Raises TargetError: see
         ``next_due_ms``.
         """
-        with self._use():
+        with self.live.reading():
             self._place_queued()
             wanted = Filter(topic, due_after_ms, due_before_ms, unique_key)
             return iter(()) if level is not None else self._waiting(wanted)
@@ -189,19 +180,28 @@ class TimerStore(EngineOnFiles, ABC):
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the messages that a receipt or a handle names. Raises TargetError."""
         handle, first_offset = named_by(receipt)
-        with self._use():
-            if handle.broker_name != self._store.settings.broker_name:
+        with self.live.reading():
+            if handle.broker_name != self.live.settings.broker_name:
                 return Cancellation.NEVER_EXISTED
             self._place_queued()
-            return self._recall(handle, first_offset)
+            search = self._search(handle, first_offset)
+            targets = search.waiting()
+            if not targets:
+                return search.past()
+            self._knows_next_due = False
+            for target in targets:
+                with self.live.all_or_broken():
+                    marker = self._intake.recall(target, self.clock.now_ms())
+                self._was_recalled(target, marker.commit_log_offset)
+            return Cancellation.CANCELLED
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time. Raises TargetError."""
         handle, first_offset = named_by(receipt)
-        with self._use():
-            if handle.broker_name != self._store.settings.broker_name:
+        with self.live.reading():
+            if handle.broker_name != self.live.settings.broker_name:
                 return Cancellation.NEVER_EXISTED
-            self._store.log.require_unbroken()
+            self.live.log.require_unbroken()
             self._place_queued()
             search = self._search(handle, first_offset)
             targets = search.waiting()
@@ -213,8 +213,8 @@ class TimerStore(EngineOnFiles, ABC):
             first = lineage.first_offset(message)
             older = receipt_for(message, first, handle.due_ms, handle.broker_name)
             self._knows_next_due = False
-            with self._store.all_or_broken():
-                moved = self._intake.reschedule(targets[0], older, due, self._clock.now_ms())
+            with self.live.all_or_broken():
+                moved = self._intake.reschedule(targets[0], older, due, self.clock.now_ms())
             self._was_recalled(targets[0], moved[1])
             return moved[0]
 
@@ -226,58 +226,53 @@ class TimerStore(EngineOnFiles, ABC):
             self._let_go()
             raise
 
-    def topic(self, name: str) -> LiveTopic:
-        """A topic's queues, for reading."""
-        with self._use():
-            return self._store.topic(name)
-
     # --- health and the end -----------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
         """Every invariant that does not hold, worst first."""
-        with self._use():
+        with self.live.reading():
             return self._findings()
 
     def undelivered(self) -> list[Finding]:
         """What was due and could not be delivered, as ``check`` says it; costs nothing."""
-        with self._use():
+        with self.live.reading():
             return self._lost().findings()
 
     def flush(self) -> None:
         """Come back when everything stored so far survives a loss of power."""
-        self._store.require_open()
+        self.live.require_open()
         self._group.run()
 
     def close(self) -> None:
         """Place what can be placed, flush, and let go of the files; closing twice is fine."""
-        with self._store.lock:
-            if self._is_closed or self._store.is_closed:
+        with self.live.lock:
+            if self._is_closed or self.live.is_closed:
                 return
             try:
                 self._is_closed = True
-                if not self._store.log.is_broken:
-                    self._store.sync_log()  # what says what was delivered must not outlive it
+                if not self.live.log.is_broken:
+                    self.live.sync_log()  # what says what was delivered must not outlive it
                     self._end()
                     self._flush()
-                self._store.close()
+                self.live.close()
             finally:
-                self._store.abandon()
+                self.live.abandon()
                 self._let_go()
 
     def abandon(self) -> None:
         """Let go of everything without a last word, as a kill would."""
-        with self._store.lock:
-            if self._store.is_closed:
+        with self.live.lock:
+            if self.live.is_closed:
                 return
             self._is_closed = True
-            self._store.abandon()
+            self.live.abandon()
             self._let_go()
 
     # --- what each does in its own way; the lock is held ------------------------------------------
 
     @abstractmethod
     def _may_be_a_marker(self) -> None:
-        """What is stored next may take another message back."""
+        """What is stored next may cancel another message."""
 
     @abstractmethod
     def _place_queued(self) -> None:
@@ -298,10 +293,6 @@ class TimerStore(EngineOnFiles, ABC):
     @abstractmethod
     def _waiting(self, wanted: Filter) -> Iterator[Pending]:
         """What waits and passes."""
-
-    @abstractmethod
-    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
-        """Cancel what a handle of this store names; a receipt also tells its first record."""
 
     @abstractmethod
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:

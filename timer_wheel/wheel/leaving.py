@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares a wheel for its next owner. Every pending message gets its unit. Units of messages that
-were dealt with go to a slot that is over, where a broker does not find them.
+are done go to a slot that is over, where a broker does not find them.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
 
 
 def _what_goes(timers: LiveTimers) -> TimerRows:
-    """Units in slots to come whose messages were dealt with."""
+    """Units in slots to come whose messages are done."""
     parts = [TimerRows.empty()]
     for rows in timers.log.all_units():
         is_there = rows.slot_time_ms >= timers.wheel.hand_ms
@@ -56,7 +56,7 @@ def _what_goes(timers: LiveTimers) -> TimerRows:
 
 
 def _unhang_done(timers: LiveTimers, until_ms: int) -> None:
-    """Take what was dealt with off its chains."""
+    """Take what is done off its chains."""
     log, wheel = timers.log, timers.wheel
     slots = wheel.used_slots(until_ms)
     for begin in range(0, len(slots), _SLOTS_AT_ONCE):

@@ -50,26 +50,27 @@ EVERYTHING = 2**40
 
 _PIECE = 1 << 17
 ROUND_SLOTS = WHEEL_SLOTS - 1
-"""As many slots, from the hand on, as may hold what waits: the one that would be the next has its
-place on the wheel where the slot before the hand has its, to which what was dealt with is put.
+"""How many slots from the hand on may hold pending messages. The next one would share its index on
+the ring with the slot before the hand, which holds units of messages that are done.
 """
 _NOTHING: Int64s = np.empty(0, np.int64)
 
 
 class LiveTimers:
-    """Timer log, wheel and the place in the queue, of one store.
+    """The timers of one store: wheel, timer log, and how far the timer queue is placed.
 
-    ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
-    are the log offsets of messages on the wheel that were dealt with although their slot is not
-    over, in order; ``early`` are messages on the wheel that are due before their slot is over.
-    Records that the log got since ``names_from`` name what of all that was dealt with.
-    ``has_rolled`` says whether anything ever had farther to go than a round, as far as units and
-    the checkpoint tell: slots up to ``parked_until_ms`` may hold such. ``placed_again`` says which
-    may be copies, whatever units tell. What the timer log holds before
-    ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
-    anew. Before ``foreign_until`` of the commit log others may have delivered, who name nothing.
-    ``mended_units`` is how many contradicted their records; ``lost`` are messages that nobody can
-    deliver, and damaged delete markers.
+    ``placed_end``: the queue offset up to which each entry has its unit or needs none.
+    ``done``: sorted commit log offsets of messages on the wheel that were delivered or cancelled
+    before their slot is over. ``names_from``: records from this commit log offset on name them.
+    ``early``: units of messages that are due before their slot is over.
+    ``has_rolled``: whether a message was ever due beyond a round, as far as units and checkpoint
+    tell; slots up to ``parked_until_ms`` may hold its units.
+    ``placed_again``: which messages may have several units, whatever those tell.
+    ``log_begins``: units before this timer log position are superseded.
+    ``older``: slots of another width, from before the wheel was rebuilt.
+    ``foreign_until``: before this commit log offset others may have delivered, who name nothing.
+    ``mended_units``: how many units contradicted their records.
+    ``lost``: messages that nobody can deliver, and damaged delete markers.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class LiveTimers:
     # --- how it begins ----------------------------------------------------------------------------
 
     def begin(self, wheel: LiveWheel, *, has_rolled: bool, early: TimerRows, mended: int) -> None:
-        """Take what the units of the timer log tell when the store is opened. A unit may have lost
-        the flag that it is to roll: the checkpoint of ours knows whether there are any.
+        """Take what the units of the timer log tell when the store is opened. A damaged unit may
+        have lost its flag to roll; our own checkpoint says whether there are any.
         """
         self.wheel, self.early, self.mended_units = wheel, early, mended
         own = self.files.found_own
@@ -128,9 +129,9 @@ class LiveTimers:
         """Entries before this queue offset have their units, or need none."""
         self.placed_end = queue_offset
 
-    def believe(self, waiting: Int64s) -> None:
-        """Take for dealt with whatever is in the queue and has no record at one of these places of
-        the log.
+    def mark_done_all_but(self, waiting: Int64s) -> None:
+        """Take every entry of the queue for done, except those of the records at these commit log
+        offsets; the hand moves before the first of them.
         """
         rest = self.unplaced(EVERYTHING).rows
         waits = np.isin(rest.commit_log_offset, waiting)
@@ -143,15 +144,15 @@ class LiveTimers:
         """The slots that there were before, on this wheel and on a hierarchical one."""
         self.older = older
 
-    def know_names(self, names_from: int) -> None:
-        """Where in the log names begin of what may be on the wheel."""
+    def set_names_from(self, names_from: int) -> None:
+        """Records from this commit log offset on name what is done of the wheel."""
         self.names_from = names_from
 
-    def is_open(self) -> None:
-        """All units from now on are known to have been placed since the store was opened."""
+    def opened(self) -> None:
+        """The store is open: of units from here on it is known which are placed again."""
         self.placed_again.know_from(self.log.end)
 
-    def made_anew(
+    def with_wheel(
         self,
         wheel: LiveWheel,
         window_slots: int,
@@ -217,7 +218,7 @@ class LiveTimers:
 
     def place_queued(self, now_ms: int) -> None:
         """Place what the queue holds, up to the first message that the slots cannot take as it is:
-        one that is due at once or was dealt with, or whose slot the hand has passed, or would come
+        one that is due at once or is done, or whose slot the hand has passed, or would come
         round to.
         """
         now_ms = max(now_ms, self.wheel.hand_ms)
@@ -254,7 +255,7 @@ class LiveTimers:
         self._plan(rows, ~is_done, max(now_ms, hand_ms))
         self._park(rows, ~is_done, max(now_ms, hand_ms))
         # A marker and its target stay in their slot: a target has no copy in the log by which
-        # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
+        # whoever opens the store after a kill could tell that it is done, and for a broker,
         # which may begin where the hand was before, markers count in their own slots only.
         stays = (rows.is_marker | is_recalled) & is_done & found.facts.is_fine
         stays &= ~self._would_oust(rows, ~is_done)
@@ -267,7 +268,7 @@ class LiveTimers:
 
     def place_waiting(self, found: Unplaced, waits: Bools, now_ms: int) -> None:
         """Place those of these entries that wait, and the last of all, which tells where placing
-        goes on: before the hand where it was dealt with. No slot of what waits is behind the hand.
+        goes on: before the hand where it is done. No slot of what waits is behind the hand.
         """
         rows, now_ms = found.rows, max(now_ms, self.wheel.hand_ms)
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
@@ -346,7 +347,7 @@ class LiveTimers:
     # --- reading slots ----------------------------------------------------------------------------
 
     def in_slots(self, slots: Int64s, known: KnownSlot | None = None) -> TimerRows:
-        """What waits in these slots, given in units of the precision; without what is done."""
+        """The pending rows of these slots, which are given in units of the precision."""
         rows, _ = self.log.walk(self.wheel, slots, known)
         if len(self.done) and len(rows):
             rows = rows.rows(~np.isin(rows.commit_log_offset, self.done))
@@ -386,26 +387,26 @@ class LiveTimers:
         )
 
     def count_mended(self, count: int) -> None:
-        """So many units contradicted their records."""
+        """Count units that contradicted their records."""
         self.mended_units += count
 
     # --- what is done -----------------------------------------------------------------------------
 
     def mark_done(self, rows: TimerRows) -> None:
-        """Say that rows which stay in their slots were dealt with."""
+        """Note that rows are done which stay in their slots."""
         self.done = np.union1d(self.done, rows.commit_log_offset)
         self.early = self.early.rows(~np.isin(self.early.commit_log_offset, self.done))
 
-    def believe_done(self, commit_log_offsets: Int64s) -> None:
-        """Say the same of records at these places of the log, wherever their units are."""
+    def mark_records_done(self, commit_log_offsets: Int64s) -> None:
+        """The same for the records at these offsets, wherever their units are."""
         self.done = np.union1d(self.done, commit_log_offsets)
 
     def all_on_wheel_waits(self) -> None:
-        """Nothing on the wheel was dealt with any more."""
+        """Forget what was done on the wheel: all that is there is pending."""
         self.done = _NOTHING
 
     def pass_slots(self, until_ms: int) -> None:
-        """Move the hand on: all slots before this time were dealt with."""
+        """Move the hand on: all slots before this time are done."""
         if len(self.done):
             rows, _ = self.log.walk(self.wheel, self.wheel.used_slots(until_ms))
             self.done = self.done[~np.isin(self.done, rows.commit_log_offset)]
@@ -449,7 +450,7 @@ class LiveTimers:
             self.log_begins = self.log.segments.min_offset
 
     def keep_from(self) -> int:
-        """A place in the log before which no record is needed by anything that waits."""
+        """The commit log offset before which no pending message has its record."""
         waiting = self.unplaced(1)
         first = [self.store.log.end]
         if len(waiting):

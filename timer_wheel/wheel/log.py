@@ -86,11 +86,11 @@ NO_SLOT = -1
 
 
 class LiveTimerLog:
-    """The log's files and where it ends; ``end`` is found by ``find_end``. Once that is
-    done ``rewrite_count`` grows where units change or go, and not where some are added. Once
-    ``is_broken`` units of a failed append may lie behind the end, and nothing is appended.
+    """The timer log's files, and ``end``, the position of the next unit, which ``find_end`` finds.
 
-    Raises BadFieldError for files that are too small for any unit.
+    ``rewrite_count`` grows when units change or are removed, not when some are appended. After
+    ``is_broken`` units of a failed append may lie behind the end, and nothing is appended. Raises
+    BadFieldError for files that are too small for any unit. RocketMQ: TimerLog (5.5.0).
     """
 
     def __init__(self, segments: LiveSegments) -> None:
@@ -109,7 +109,7 @@ class LiveTimerLog:
 
     @property
     def last_position(self) -> int | None:
-        """Where the last unit is; None when there is none."""
+        """The timer log position of the last unit; None when there is none."""
         files = [file for file in self.files() if file.count]
         return files[-1].start + (files[-1].count - 1) * _UNIT if files else None
 
@@ -124,8 +124,8 @@ class LiveTimerLog:
     # --- opening ----------------------------------------------------------------------------------
 
     def find_end(self) -> int:
-        """Find the end, where the first thing is that is neither a unit nor a blank before another
-        file, and make all behind it zeros; returns how many bytes were not.
+        """Find the end: the first position with neither a unit nor a blank that leads to the next
+        file. Zero what lies behind it; returns how many bytes were not zero.
         """
         per_file = units_per_file(self.file_bytes)
         self.end = self.segments.min_offset
@@ -145,16 +145,16 @@ class LiveTimerLog:
         return blank["magic"] == MAGIC_BLANK
 
     def cut(self, position: int) -> None:
-        """Let the log end before the unit at this position, or at its end where there is none."""
+        """Truncate the log to this position; one at the end or behind it changes nothing."""
         self.rewrite_count += 1
         if position < self.end:
             self.end = position
             self.segments.zero_from(position)
 
     def revise(self, wheel: LiveWheel, odd_links: Int64s = _NO_LINKS) -> Int64s:
-        """Hang every unit that the hand has not passed on an empty wheel; returns what
-        ``unit_kernels`` counts. A row of ``odd_links`` gets the position of each unit with an odd
-        link, where it should lead, and where it does.
+        """Rebuild an empty wheel from every unit whose slot the hand has not passed; returns the
+        counts that ``unit_kernels`` names. ``odd_links`` (n × 3) gets a row for each unit with a
+        wrong link: its position, the link to the slot's previous unit, and the link that it has.
         """
         counts = np.zeros(COUNTS, np.int64)
         counts[NEWEST] = -1
@@ -176,7 +176,7 @@ class LiveTimerLog:
     # --- appending --------------------------------------------------------------------------------
 
     def next_positions(self, count: int) -> Int64s:
-        """Where the next ``count`` units go."""
+        """The timer log positions of the next ``count`` units."""
         per_file = units_per_file(self.file_bytes)
         index = self.end // self.file_bytes * per_file
         index += min(self.end % self.file_bytes // _UNIT, per_file)
@@ -184,12 +184,12 @@ class LiveTimerLog:
         return indexes // per_file * self.file_bytes + indexes % per_file * _UNIT
 
     def begin_file(self) -> int:
-        """Let the next unit begin a file, behind a gap that nothing leads over; returns where."""
+        """Let the next unit begin a file; no link leads over the gap. Returns its position."""
         self.end = -(-self.end // self.file_bytes) * self.file_bytes
         return self.end
 
     def append(self, rows: TimerRows, wheel: LiveWheel) -> None:
-        """Put a unit for each row at the end, and hang it on the wheel; sets their positions.
+        """Append a unit for each row and link it to its slot; sets their positions.
 
         Raises TargetError when the disk refuses: the log is then what it was, or broken, and the
         wheel is not what it was.

@@ -46,9 +46,9 @@ from timer_wheel.wheel.live_timers import EVERYTHING, ROUND_SLOTS, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, note_what_is_damaged
 from timer_wheel.wheel.recovery import (
-    dealt_with,
+    begins_at_flush,
+    done_before_us,
     find_done,
-    goes_back,
     has_lost_files,
     has_torn_end,
     move_to,
@@ -81,8 +81,8 @@ def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
             " file back, or remove it: units are then made from the timer queue"
         )
     own = WheelFiles(store.root, store.clock, snapshots=False).found_own
-    if goes_back(own, store):
-        dealt_with(store.root)
+    if begins_at_flush(own, store):
+        done_before_us(store.root)
 
 
 def open_timers(
@@ -142,20 +142,22 @@ def _open(
         _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = attrs.evolve(wheel, precision_ms=asked_ms)
-    timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
+    timers = _from_timer_log(
+        store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms)
+    )
     if is_in_doubt:
         timers.metrics.forget()
     apply_older_markers(timers)
     if waiting is not None:
-        timers.believe(waiting)
+        timers.mark_done_all_but(waiting)
     elif not store.repeats:
-        _account(timers)
+        _catch_up(timers)
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
         note_what_is_damaged(timers)
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt or was_cut)
-    timers.is_open()
+    timers.opened()
     return timers, settings
 
 
@@ -188,24 +190,24 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     """The wheel with the precision that is asked for, where that can be."""
     precision_ms = settings.precision_ms
     if has_units(timers):
-        if settings.on_precision_change == "refuse" and _waits(timers):
-            raise refuse(timers, precision_ms)
+        if settings.on_precision_change == "refuse" and _has_pending(timers):
+            raise precision_error(timers, precision_ms)
         return rebuilt(timers, settings)
     hand_ms = -(-timers.wheel.hand_ms // precision_ms) * precision_ms
     wheel, window_slots = LiveWheel(precision_ms, hand_ms), settings.roll_window_slots
     timers.files.forget_wheel()
-    return timers.made_anew(wheel, window_slots, older=timers.older, log_begins=timers.log_begins)
+    return timers.with_wheel(wheel, window_slots, older=timers.older, log_begins=timers.log_begins)
 
 
-def _waits(timers: LiveTimers) -> bool:
+def _has_pending(timers: LiveTimers) -> bool:
     """Whether there is anything to deliver."""
     return next_due_ms(timers, find_markers(timers, timers.wheel.hand_ms)) is not None
 
 
-def _hung(
+def _from_timer_log(
     store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
 ) -> LiveTimers:
-    """The wheel made from the timer log, with the hand where the checkpoint says."""
+    """The wheel rebuilt from the timer log, with the hand where the checkpoint says."""
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
     own = files.found_own
     counts = log.revise(wheel)
@@ -246,7 +248,7 @@ def _hand_ms(
     damaged if it is later than any clock.
     """
     hand_ms, own = files.found.last_read_time_ms, files.found_own
-    if goes_back(own, store):
+    if begins_at_flush(own, store):
         hand_ms = own.flushed_hand_ms
     elif own is None or not own.is_known:
         hand_ms = min(hand_ms, _latest_ms(store, files))
@@ -260,8 +262,8 @@ def _latest_ms(store: LiveStore, files: WheelFiles) -> int:
     return max(store.clock.now_ms(), files.found.timestamp_ms)
 
 
-def _account(timers: LiveTimers) -> None:
-    """Find out what was dealt with already, and move the hand to where the checkpoint has it."""
+def _catch_up(timers: LiveTimers) -> None:
+    """Find out what is done already, and move the hand to where the checkpoint has it."""
     find_done(timers)
     files, own, hand_ms = timers.files, timers.files.found_own, timers.files.claimed_hand_ms
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
@@ -308,12 +310,12 @@ def _refuse_unknown(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> N
 
 
 def has_units(timers: LiveTimers) -> bool:
-    """Whether anything is on the wheel or on its way there, also what was dealt with."""
+    """Whether anything is on the wheel or on its way there, also what is done."""
     on_its_way = timers.placed_end < timers.queue.max_offset
     return on_its_way or len(timers.wheel.used_slots()) > 0
 
 
-def refuse(timers: LiveTimers, precision_ms: int) -> PrecisionError:
+def precision_error(timers: LiveTimers, precision_ms: int) -> PrecisionError:
     """What to raise for a wheel with another precision."""
     kept_ms = timers.precision_ms
     way_out = f"Open it with precision_ms={kept_ms}, or with on_precision_change='rebuild'"
@@ -345,7 +347,7 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
             f" wheel with finer slots; deliver them first with precision_ms={timers.precision_ms}"
         )
     write_flags(timers, mended)
-    return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+    return _write_rebuilt(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
 
 
 def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
@@ -405,7 +407,7 @@ def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> Ti
     return TimerRows.together([rows, last])
 
 
-def _moved(
+def _write_rebuilt(
     timers: LiveTimers, rows: TimerRows, wheel: LiveWheel, settings: WheelSettings
 ) -> LiveTimers:
     log, files = timers.log, timers.files
@@ -413,7 +415,7 @@ def _moved(
     log.append(rows, wheel)
     log.segments.sync()
     is_early = was_due_when_stored(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
-    made = timers.made_anew(
+    made = timers.with_wheel(
         wheel,
         settings.roll_window_slots,
         log_begins=begin,

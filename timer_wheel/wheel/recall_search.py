@@ -85,7 +85,7 @@ def _facts_of(timers: LiveTimers, rows: TimerRows, number: int) -> TimerFacts:
 
 
 def apply_older_markers(timers: LiveTimers) -> None:
-    """Take for dealt with the older markers that are on the wheel or on its way there, and what
+    """Take for done the older markers that are on the wheel or on its way there, and what
     they took away.
     """
     marks = OlderMarks.of(timers)
@@ -169,8 +169,8 @@ def _has_all_flushed(timers: LiveTimers) -> bool:
 
 def note_what_is_damaged(timers: LiveTimers) -> None:
     """After a crash: note what has no unit and cannot be read, and delete markers in the queue that
-    take back nothing; a cancel only makes one where a message waits that it takes. Where markers
-    from before the last flush have no unit, retention may have deleted what they took back.
+    cancel nothing; a cancel only makes one where a message waits that it takes. Where markers from
+    before the last flush have no unit, retention may have deleted what they cancelled.
     """
     rest = timers.unplaced(EVERYTHING, keys=True)
     rows, facts, log = rest.rows, rest.facts, timers.store.log
@@ -289,7 +289,7 @@ class Search:
         return fate(log, *places, facts, is_named, timers.older)
 
     def _queued(self) -> Iterator[TimerRows]:
-        """Rows without a unit that may be of the topic: new ones, and those dealt with before the
+        """Rows without a unit that may be of the topic: new ones, and those done before the
         wheel got its width.
         """
         timers = self._timers

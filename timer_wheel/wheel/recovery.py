@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a crash: which messages on the wheel were dealt with, by what the log holds.
+"""After a crash: which messages on the wheel are done, by what the log holds.
 
-A killed store's checkpoint is older than its last deliveries. A pending record was dealt with if
+A killed store's checkpoint is older than its last deliveries. A pending record is done if
 and only if a later record of the log names the first record of its message (``lineage``). Whoever
 is not us names nothing: its copies are matched, once, when the store is taken over from it. What
 was found then is written down before the store counts as ours.
@@ -47,9 +47,9 @@ def has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
     return not facts.is_there.all()
 
 
-def goes_back(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
-    """Whether to begin where the last flush was, and find out from there what was done since. After
-    an orderly end, which is one, that is where the wheel stands.
+def begins_at_flush(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
+    """Whether to begin where the last flush was, and find out from there what was done since. An
+    orderly end is a flush.
     """
     return not store.repeats and own is not None and own.is_known
 
@@ -77,7 +77,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
 
 def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """Take away every unit: all that the queue has is placed again, and copies in the log tell what
-    was dealt with.
+    is done.
     """
     begin = log.segments.min_offset
     files.will_end_at(begin, place_from=store.queue(TIMER_TOPIC, 0).min_offset)
@@ -92,7 +92,7 @@ def truncate_to_flush(log: LiveTimerLog, store: LiveStore, files: WheelFiles) ->
     """
     own = files.found_own
     files.forget_snapshots_beyond(log.end)
-    if goes_back(own, store):
+    if begins_at_flush(own, store):
         _cut(log, store, files, max(own.flushed_position, log.segments.min_offset))
     _cut_what_the_log_lacks(log, store, files)
 
@@ -131,7 +131,7 @@ def truncate_at_gap(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> N
     from the queue offset on that its checkpoint notes and from which it would place again.
 
     Such a message was in the broker's hands to be delivered at once, or is a timeline's, which
-    leaves only delete markers to the wheel. The last unit alone would say that it was dealt with.
+    leaves only delete markers to the wheel. The last unit alone would say that it is done.
     """
     last, queue = log.last_unit(), store.queue(TIMER_TOPIC, 0)
     noted = max(files.found.master_queue_offset, queue.min_offset)
@@ -191,7 +191,7 @@ def _leads_too_far(
     two = log.last_units(2)
     last, before = two.rows(slice(-1, None)), two.rows(slice(0, -1))
     if not len(last) or int(last.slot_time_ms[0]) < wheel.hand_ms:
-        return False  # a slot that is over says no more than that something was dealt with
+        return False  # a slot that is over says no more than that something is done
     older = NO_OLDER_SLOTS if files.found_own is None else files.found_own.older
     queue = store.queue(TIMER_TOPIC, 0)
 
@@ -233,11 +233,11 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
     return claimed + 1 if is_there else queue.first_behind(offset)
 
 
-# --- what was dealt with --------------------------------------------------------------------------
+# --- what is done ---------------------------------------------------------------------------------
 
 
 def find_done(timers: LiveTimers) -> None:
-    """Find out what was dealt with already; ``timers.done`` gets it. Raises SourceError, and
+    """Find out what is done already; ``timers.done`` gets it. Raises SourceError, and
     TargetError where what was found cannot be written down.
     """
     store, own = timers.store, timers.files.found_own
@@ -246,12 +246,12 @@ def find_done(timers: LiveTimers) -> None:
         first = int(timers.unplaced(EVERYTHING).rows.commit_log_offset.min(initial=log.end))
         names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
     else:
-        # Lost units are placed again: what of them was dealt with, and when, the log tells alone.
+        # Lost units are placed again: what of them is done, and when, the log tells alone.
         is_lost = timers.log.end < own.flushed_position
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
-        timers.believe_done(dealt_with(root))
-    timers.know_names(min(names_from, log.end))
+        timers.mark_records_done(done_before_us(root))
+    timers.set_names_from(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
     if copies_from < timers.foreign_until and len(timers.done):
@@ -259,9 +259,9 @@ def find_done(timers: LiveTimers) -> None:
         replace_file(root.own / DEALT_WITH_NAME, text.encode())
 
 
-def dealt_with(root: StoreRoot) -> Int64s:
-    """What somebody else had dealt with when the store was taken over. One too many does no harm:
-    no other record comes to lie at its place. Raises SourceError.
+def done_before_us(root: StoreRoot) -> Int64s:
+    """Commit log offsets of what a broker had done when the store was taken over. One too many does
+    no harm: no other record comes to lie there. Raises SourceError.
     """
     path = root.own / DEALT_WITH_NAME
     text = read_small_file(path)
@@ -299,7 +299,7 @@ def _begin_of_copies(timers: LiveTimers) -> tuple[int, int]:
 
 
 def _done(timers: LiveTimers, names_from: int, copies_from: int) -> TimerRows:
-    """The rows, on the wheel and in the queue, that records since tell to have been dealt with."""
+    """The rows, on the wheel and in the queue, that records since tell to be done."""
     names = Names.since(timers.store.log, names_from)
     copies = Copies(copies_in_log(timers.store.log, copies_from, timers.foreign_until))
     if not len(names) and not copies:
@@ -342,7 +342,7 @@ def were_dealt_with(
 
 def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
     """Move the hand to where it was last said to be, or to the first slot before it that holds a
-    message which was not dealt with.
+    message which is not done.
     """
     hand_ms = floor_ms(hand_ms, timers.precision_ms)
     rows = timers.in_slots(timers.wheel.used_slots(hand_ms))

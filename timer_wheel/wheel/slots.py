@@ -83,7 +83,7 @@ class LiveWheel:
 
     def held_slots(self, until_ms: int) -> Int64s:
         """The same, however far from the hand: where no checkpoint tells, that begins before all
-        units, and what lies a round away or more may have been dealt with.
+        units, and what lies a round away or more may be done.
         """
         first, last = max(self.hand_ms // self.precision_ms, 1), until_ms // self.precision_ms
         held = self._times()

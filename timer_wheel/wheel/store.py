@@ -21,7 +21,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.interface.delay_store import Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
@@ -168,28 +168,28 @@ class WheelStore(TimerStore):
     # --- time -------------------------------------------------------------------------------------
 
     def _place_queued(self) -> None:
-        self._timers.place_queued(self._clock.now_ms())
+        self._timers.place_queued(self.clock.now_ms())
 
     def _turn(self, now_ms: int) -> LogDeliveries:
         return self._turning.turn(now_ms, self._recall_marks())
 
     def _clean(self, now_ms: int) -> None:
-        elsewhere = self._store.first_of_others(TIMER_TOPIC)  # what of it came is not known here
+        elsewhere = self.live.first_of_others(TIMER_TOPIC)  # what of it came is not known here
         keep_from = min(self._timers.keep_from(), elsewhere)
         timers = self._timers
-        if self._store.clean(now_ms, keep_from, self._make_known):
-            self._store.retention.attempt(lambda: timers.delete_expired(self._store.log.min_offset))
+        if self.live.clean(now_ms, keep_from, self._make_known):
+            self.live.retention.attempt(lambda: timers.delete_expired(self.live.log.min_offset))
 
     def _make_known(self) -> None:
         """Let the checkpoint say durably what was delivered, before records of it are gone."""
         timers = self._timers
         own = timers.state_to_flush()
-        self._store.sync_or_break(timers.log.segments.sync)
+        self.live.sync_or_break(timers.log.segments.sync)
         known = timers.files.checkpoint  # of the flush, which synced the wheel's file as well
         unsynced = timers.files.begin_checkpoint_sync(
             known.flush_position, own, known.last_queue_offset
         )
-        self._store.sync_or_break(unsynced.finish)
+        self.live.sync_or_break(unsynced.finish)
 
     def _find_next_due(self) -> int | None:
         return next_due_ms(self._timers, self._recall_marks())
@@ -207,18 +207,6 @@ class WheelStore(TimerStore):
 
     def _waiting(self, wanted: Filter) -> Iterator[Pending]:
         return waiting(self._timers, self._recall_marks(), wanted)
-
-    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
-        search = self._search(handle, first_offset)
-        targets = search.waiting()
-        if not targets:
-            return search.past()
-        self._knows_next_due = False
-        for target in targets:
-            with self._store.all_or_broken():
-                marker = self._intake.recall(target, self._clock.now_ms())
-            self._was_recalled(target, marker.commit_log_offset)
-        return Cancellation.CANCELLED
 
     def _search(self, handle: RecallHandle, first_offset: int | None) -> Search:
         return Search(self._timers, self._recall_marks(), handle, first_offset)
@@ -240,31 +228,31 @@ class WheelStore(TimerStore):
 
     def _flush(self) -> None:
         """Log, queues, timer log, wheel, checkpoints, in this order."""
-        timers, store = self._timers, self._store
-        with self._use():
+        timers, store = self._timers, self.live
+        with self.live.reading():
             store.log.require_unbroken()
             own, known = timers.state_to_flush(), timers.files.own
             all_waits = not len(timers.done)
             placed_end = timers.placed_end
         store.sync_log()
         store.sync_queues()
-        with self._use():
+        with self.live.reading():
             timers.files.write_wheel(timers.wheel, timers.log.end)
             position = timers.log.end
             unsynced = timers.log.segments.begin_sync()
         store.sync_or_break(unsynced.finish)
         # Nobody waits for a disk with the lock held: it may take as long as many slots are wide.
-        with self._use():
+        with self.live.reading():
             unsynced = timers.files.begin_wheel_sync()
         store.sync_or_break(unsynced.finish)
-        with self._use():
+        with self.live.reading():
             if timers.files.own is not known:  # retention went by in between, and knew more
                 own = timers.files.own
             unsynced = timers.files.begin_checkpoint_sync(position, own, placed_end)
         store.sync_or_break(unsynced.finish)
         if all_waits:
             forget_dealt_with(store.root)
-        with self._use():
+        with self.live.reading():
             # After a crash they are counted anew, after a close they are believed.
             timers.write_metrics(durably=self._is_closed)
             self._timers.lost.save()
@@ -272,7 +260,7 @@ class WheelStore(TimerStore):
         store.write_checkpoint(durably=True)
 
     def _end(self) -> None:
-        place_all(self._timers, self._clock.now_ms())
+        place_all(self._timers, self.clock.now_ms())
 
     def _let_go(self) -> None:
         self._timers.log.segments.close()

@@ -166,7 +166,7 @@ class Turning:
         self._roll(due, np.flatnonzero(rolls), stamp_ms)
         of_rest = marks.take_away(rest.rows.commit_log_offset, rest.facts)
         self._move_on(rest, of_rest, due, now_ms, stamp_ms)
-        if not len(timers.early):  # what is due before its slot may be taken back by an older slot
+        if not len(timers.early):  # what is due before its slot may be cancelled in an older slot
             marks.forget_before(timers.wheel.hand_ms)
         later_ms = max(stamp_ms, self._store.clock.now_ms())
         self._foresight.look(later_ms, is_busy=self._store.log.append_count != append_count)

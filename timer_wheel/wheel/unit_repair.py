@@ -299,7 +299,7 @@ def _right_times(
 ) -> Times | None:
     """Placing time and delay, one flipped bit away, that fit the record; None if they are right, or
     nothing fits. ``slots`` are those that something else tells of the unit. They count where one of
-    its times can only be damaged: what was dealt with is in another slot than its record's too.
+    its times can only be damaged: what is done is in another slot than its record's too.
     """
     slot_ms, write_ms = int(unit.slot_time_ms[0]), int(unit.write_time_ms[0])
     delay_ms, width_ms = slot_ms - write_ms, timers.precision_ms

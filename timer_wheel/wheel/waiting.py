@@ -38,7 +38,7 @@ class _Live:
 @attrs.frozen(eq=False)
 class _Moment:
     """What a wheel held when a listing was asked for: the slots in use with the last unit of each,
-    the entries without units, the offsets of what was dealt with, and the delete markers.
+    the entries without units, the offsets of what is done, and the delete markers.
     """
 
     slots: Int64s

@@ -47,22 +47,25 @@ def place_flags(function: Function) -> Function:
 
 
 def name_given_places(*sources: Path, broker_conf: Path | None, **given: Any) -> dict[str, Any]:
-    """Name where the parts of these sources lie; gives back what flags say besides.
+    """Name where the parts of these sources lie until the verb ends; gives back what flags say
+    besides.
 
     Raises UsageError for flags that can be true of one source alone, BadParameter for a
     configuration that cannot be read or is of another store.
     """
+    from message_store.files.places import placed
     from migrate.settings import read_broker_conf
-    from migrate.source.places import GivenPlaces, name_source
+    from migrate.source.places import GivenPlaces, places_in
 
     logs, queues, entries = (given.pop(name) for name in NAMES)
     flags = GivenPlaces(commit_logs=logs or (), entries=entries or (), consume_queues=queues)
     if len(sources) != 1 and flags != GivenPlaces():
         raise click.UsageError(_FOR_ONE)
+    verb = click.get_current_context().find_root()
     try:
         conf = {} if broker_conf is None else read_broker_conf(broker_conf)
         for source in sources:
-            name_source(source, conf, flags)
+            verb.with_resource(placed(source, places_in(source, conf, flags)))
     except DelayStoreError as error:
         raise click.BadParameter(str(error), param_hint=BROKER_CONF) from error
     return given

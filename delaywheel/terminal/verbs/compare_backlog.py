@@ -11,6 +11,7 @@ from compare.workloads.recorded import backlog
 from compare.workloads.workload import Workload
 from message_store.base.clock import SystemClock
 from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.store_root import StoreRoot
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
 
@@ -33,11 +34,11 @@ def read_backlog_workload(
     )
     rows = {kind: pending_rows(store, kind, options) for kind in (LEVELS, WHEEL)}
     total = sum(map(len, rows.values()))
-    pieces, done = [], 0
+    root, pieces, done = StoreRoot(store), [], 0
     for kind, waiting in rows.items():
         for part in waiting.ranges():
             progress("reading the backlog", done, total)
-            pieces += [_slim(batch) for batch in pending_batches(store, kind, part, options)]
+            pieces += [_slim(batch) for batch in pending_batches(root, kind, part, options)]
             done += len(part)
             if most is not None and sum(len(piece) for piece in pieces) >= most:
                 break

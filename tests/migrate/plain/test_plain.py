@@ -281,7 +281,7 @@ def test_a_target_that_is_not_empty_or_around_the_source_is_refused(
 
 
 @pytest.mark.parametrize(
-    "step", ["_move_queue", "move_timers", "_copy_small_files", "sync_tree", "take_place"]
+    "step", ["_move_queue", "_move_timers", "_copy_small_files", "sync_tree", "take_place"]
 )
 def test_what_is_stopped_before_its_end_leaves_no_target(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

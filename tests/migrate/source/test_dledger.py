@@ -1,72 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of DLedger groups. What real ones of 4.9.7 and 5.5.0 left is read as the truth says; a
-hand-made one is converted to the bytes of an ordinary store; damage is said or made good.
+"""Members of DLedger groups. A hand-made one is converted to the bytes of an ordinary store; damage
+is said or made good. Real ones are in ``test_real_sources``.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import SourceError, UnsupportedStoreError
 from message_store.format.message import StoredMessage
-from message_store.interface.delay_store import Pending
 from message_store.reading.topic_listing import list_topic
 from migrate.changes.retire import retire
-from migrate.check.snapshot import CheckOptions
-from migrate.check.store import check_store
 from migrate.convert import convert
 from migrate.in_place.convert import convert_in_place
 from migrate.look.inspect import inspect_store
 from migrate.look.inspection import StoreInspection
-from migrate.look.pending import pending_messages
-from migrate.settings import ConvertOptions, TargetSettings
+from migrate.settings import ConvertOptions
 from migrate.source.replicas import find_replicas, same_broker
-from migrate.table.export import export_parquet
-from migrate.table.pending_table import TableOptions
 from migrate.verify.verify import verify
 from tests.independent.dledger_member import Member, make_member
-from tests.independent.level_messages import DeliveredCopy, Item, LevelMessage, OrdinaryMessage
-from tests.independent.level_store_builder import T0, build_level_store
-from tests.independent.raw_files import record_at
+from tests.independent.level_store_builder import T0
 from tests.independent.real_stores import (
-    DLEDGER_49_CLEAN,
     DLEDGER_49_CRASH,
     DLEDGER_49_UPGRADED,
-    DLEDGER_55_CLEAN,
     DLEDGER_GROUPS,
     RealStore,
-    TruthLine,
     unpack_group,
 )
-from tests.migrate.conversions import assert_is_the_truth, broker_files, options_for
+from tests.migrate.conversions import broker_files, options_for
+from tests.migrate.mixed_store import FILE_BYTES, PENDING, build
 
-ONE_OF_EACH = [
-    (DLEDGER_49_CLEAN, "n0"),
-    (DLEDGER_49_CRASH, "n1"),
-    (DLEDGER_49_UPGRADED, "n0"),
-    (DLEDGER_55_CLEAN, "n0"),
-]
-EVERY_MEMBER = [
-    *ONE_OF_EACH,
-    (DLEDGER_49_CLEAN, "n1"),
-    (DLEDGER_49_CLEAN, "n2"),
-    (DLEDGER_49_CRASH, "n0"),
-    (DLEDGER_49_CRASH, "n2"),
-]
-COPIED_LAST = {
-    (DLEDGER_49_CRASH, "n0"): "FD0000000000000000000000000000027C894E0E2F2A7813EBF3008D",
-    (DLEDGER_49_CRASH, "n2"): "FD00000000000000000000000000000270B54E0E2F2A78133A3C0BCF",
-}
-SMALL_FILES = TargetSettings(
-    commit_log_file_bytes=1 << 20, queue_file_bytes=2000 * 20, timer_log_file_bytes=50_000
-)
 Stores = Callable[[str, str], RealStore]
 
 
@@ -78,81 +46,7 @@ def member_store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
     return lambda name, member: groups[name][member]
 
 
-def pending_of(store: RealStore, member: str) -> list[TruthLine]:
-    """The truth was read from queues. The log of a killed follower ends with an entry that no queue
-    has yet: the copy that the leader had just delivered of one of these messages.
-    """
-    pending = store.pending_in_levels()
-    key = COPIED_LAST.get((store.name, member))
-    return [line for line in pending if line.unique_key != key]
-
-
 # --- what real members left -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "member"), EVERY_MEMBER)
-def test_exactly_what_was_pending_is_found_on_every_member(
-    member_store: Stores, name: str, member: str
-) -> None:
-    store = member_store(name, member)
-    backlog = read_backlog(store.root, after_crash=store.is_crashed)
-    rows = zip(
-        backlog.level.tolist(),
-        backlog.queue_offset.tolist(),
-        backlog.commit_log_offset.tolist(),
-        strict=True,
-    )
-    file_bytes = store.commit_log_file_bytes
-    found = Counter(
-        (level, at, record.effective["UNIQ_KEY"], record.effective["REAL_TOPIC"])
-        for level, at, offset in rows
-        for record in [record_at(store.log_at(offset), file_bytes, offset)]
-    )
-    wanted = Counter(
-        (line.level, line.delay_queue_offset, line.unique_key, line.topic)
-        for line in pending_of(store, member)
-    )
-    assert found == wanted
-    assert backlog.damaged_places == ()
-
-
-@pytest.mark.parametrize(("name", "member"), EVERY_MEMBER)
-def test_inspect_and_pending_say_the_same(member_store: Stores, name: str, member: str) -> None:
-    store = member_store(name, member)
-    seen = inspect_store(store.root, now_ms=store.stopped_ms)
-    truth = pending_of(store, member)
-    assert seen.pending == len(truth)
-    assert seen.clean is not store.is_crashed
-    listed = list(pending_messages(store.root, now_ms=store.stopped_ms))
-    assert Counter(
-        (each.level, each.unique_key, each.topic) for each in listed if isinstance(each, Pending)
-    ) == Counter((line.level, line.unique_key, line.topic) for line in truth)
-    assert len(listed) == len(truth)
-
-
-@pytest.mark.check
-@pytest.mark.parametrize(("name", "member"), ONE_OF_EACH)
-def test_a_real_member_is_converted_to_the_truth_and_verified(
-    member_store: Stores, name: str, member: str, tmp_path: Path
-) -> None:
-    store = member_store(name, member)
-    options = ConvertOptions(
-        source=store.root,
-        target=tmp_path / "target",
-        now_ms=store.stopped_ms,
-        after_crash=store.is_crashed,
-        settings=SMALL_FILES,
-    )
-    assert_is_the_truth(store, options, convert(options))
-    assert verify(store.root, options.target, spark=None).is_clean
-
-
-@pytest.mark.check
-@pytest.mark.parametrize(("name", "member"), ONE_OF_EACH)
-def test_check_reads_a_real_member(member_store: Stores, name: str, member: str) -> None:
-    store = member_store(name, member)
-    report = check_store(store.root, CheckOptions(now_ms=store.stopped_ms))
-    assert [f.code for f in report.findings if f.severity.value == "error"] == []
 
 
 def test_of_a_group_the_member_is_named_that_it_would_elect(member_store: Stores) -> None:
@@ -165,22 +59,6 @@ def test_of_a_group_the_member_is_named_that_it_would_elect(member_store: Stores
     assert f"{stores[0]} ends at entry 6,236 of term 1" in sentence
 
 
-def test_pending_messages_of_a_member_are_exported(member_store: Stores, tmp_path: Path) -> None:
-    store = member_store(DLEDGER_49_UPGRADED, "n0")
-    options = TableOptions(now_ms=store.stopped_ms)
-    report = export_parquet(store.root, tmp_path / "out.parquet", options=options)
-    assert report.exported == len(store.pending_in_levels())
-    assert report.unreadable == 0
-
-
-@pytest.mark.spark
-@pytest.mark.check
-def test_a_member_is_a_table_in_spark(member_store: Stores, spark: SparkSession) -> None:
-    store = member_store(DLEDGER_55_CLEAN, "n0")
-    table = spark.read.format("rocketmq_levels").load(str(store.root))
-    assert table.where("problem is null").count() == len(store.pending_in_levels())
-
-
 def test_a_topic_of_a_member_is_read(member_store: Stores) -> None:
     store = member_store(DLEDGER_49_UPGRADED, "n0")
     topic = "PayNotify"
@@ -191,27 +69,6 @@ def test_a_topic_of_a_member_is_read(member_store: Stores) -> None:
 
 
 # --- hand-made members ----------------------------------------------------------------------------
-
-FIRST = LevelMessage(level=3, body=b"first")
-LATER = T0 + 10_010
-ITEMS: list[Item] = [
-    FIRST,
-    LevelMessage(level=5, body=b"x" * 700),
-    OrdinaryMessage(body=b"y" * 900),
-    DeliveredCopy(of=FIRST),
-    *(
-        LevelMessage(level=4 + n % 3, body=b"%d" % n * 300, store_timestamp_ms=LATER + n)
-        for n in range(12)
-    ),
-    LevelMessage(level=18, body=b"last", store_timestamp_ms=LATER + 12),
-]
-PENDING = sum(isinstance(item, LevelMessage) for item in ITEMS) - 1
-FILE_BYTES = 4096
-
-
-def build(root: Path, **more: object) -> Path:
-    build_level_store(root, ITEMS, commit_log_file_bytes=FILE_BYTES, **more)  # type: ignore[arg-type]
-    return root
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consume queues in RocksDB, alone and beside files. What brokers of 5.5.1 left is read as the
-truth says and stays as it was. A hand-made store is converted to the bytes of one with files. What
-a kill took, and damage, is made good or said.
+"""Consume queues in RocksDB, alone and beside files. A hand-made store is converted to the bytes of
+one with files. What a kill took, and damage, is made good or said. What real brokers left is in
+``test_real_sources``.
 """
 
 import os
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
@@ -35,11 +34,8 @@ from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.source.sources import WheelNotEmptyError
-from migrate.table.export import export_parquet
-from migrate.table.pending_table import TableOptions
 from migrate.verify.verify import verify
-from tests.independent.level_messages import DeliveredCopy, Item, LevelMessage, OrdinaryMessage
-from tests.independent.level_store_builder import T0, build_level_store
+from tests.independent.level_store_builder import T0
 from tests.independent.queue_database import (
     end_key,
     move_config,
@@ -50,19 +46,17 @@ from tests.independent.queue_database import (
     write_database,
     write_rows,
 )
-from tests.independent.raw_files import record_at
 from tests.independent.raw_records import SCHEDULE_TOPIC
 from tests.independent.real_stores import (
-    COMBINED_55_CLEAN,
-    ROCKSDB_55_BEHIND,
     ROCKSDB_55_CLEAN,
     ROCKSDB_55_CRASH,
     ROCKSDB_55_WHEEL,
-    ROCKSDB_STORES,
     RealStore,
     unpack,
 )
-from tests.migrate.conversions import assert_is_the_truth, broker_files, options_for
+from tests.migrate.conversions import broker_files, options_for
+from tests.migrate.mixed_store import ITEMS, PENDING, state_of
+from tests.migrate.mixed_store import build as build_files
 
 SMALL_FILES = TargetSettings(
     commit_log_file_bytes=1 << 20, queue_file_bytes=2000 * 20, timer_log_file_bytes=50_000
@@ -83,85 +77,7 @@ def real_store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
     return get
 
 
-def state_of(root: Path) -> dict[str, tuple[int, int]]:
-    return {
-        path.relative_to(root).as_posix(): (facts.st_size, facts.st_mtime_ns)
-        for path in sorted(root.rglob("*"))
-        for facts in [path.lstat()]
-    }
-
-
 # --- what real brokers left -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ROCKSDB_STORES)
-def test_exactly_what_was_pending_is_found(real_store: Stores, name: str) -> None:
-    store = real_store(name)
-    before = state_of(store.root)
-    backlog = read_backlog(store.root, after_crash=store.is_crashed)
-    rows = zip(backlog.level.tolist(), backlog.commit_log_offset.tolist(), strict=True)
-    file_bytes = store.commit_log_file_bytes
-    found = Counter(
-        (level, record.queue_offset, record.effective["UNIQ_KEY"], record.effective["REAL_TOPIC"])
-        for level, offset in rows
-        for record in [record_at(store.log_at(offset), file_bytes, offset)]
-    )
-    assert found == Counter(
-        (line.level, line.delay_queue_offset, line.unique_key, line.topic)
-        for line in store.pending_in_levels()
-    )
-    assert backlog.damaged_places == ()
-    assert state_of(store.root) == before
-
-
-@pytest.mark.parametrize("name", ROCKSDB_STORES)
-def test_inspect_and_pending_say_the_same(real_store: Stores, name: str) -> None:
-    store = real_store(name)
-    before = state_of(store.root)
-    seen = inspect_store(store.root, now_ms=store.stopped_ms)
-    truth = store.pending_in_levels()
-    assert seen.pending == len(truth)
-    assert seen.clean is not store.is_crashed
-    assert ("consume queues are in RocksDB" in seen.evidence) is (name != COMBINED_55_CLEAN)
-    listed = list(pending_messages(store.root, now_ms=store.stopped_ms))
-    assert Counter(
-        (each.level, each.unique_key, each.topic) for each in listed if isinstance(each, Pending)
-    ) == Counter((line.level, line.unique_key, line.topic) for line in truth)
-    assert len(listed) == len(truth)
-    assert state_of(store.root) == before
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("name", ROCKSDB_STORES)
-def test_a_real_store_is_converted_to_the_truth_and_verified(
-    real_store: Stores, name: str, tmp_path: Path
-) -> None:
-    store = real_store(name)
-    before = state_of(store.root)
-    options = ConvertOptions(
-        source=store.root,
-        target=tmp_path / "target",
-        now_ms=store.stopped_ms,
-        after_crash=store.is_crashed,
-        settings=SMALL_FILES,
-    )
-    assert_is_the_truth(store, options, convert(options))
-    assert verify(store.root, options.target, spark=None).is_clean
-    topics = {line.topic for line in store.pending_in_levels()}
-    assert topics <= set(read_topics(options.target))
-    assert FIXTURE_GROUP in read_groups(options.target)
-    assert state_of(store.root) == before
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("name", ROCKSDB_STORES)
-def test_check_reads_a_real_store(real_store: Stores, name: str) -> None:
-    store = real_store(name)
-    report = check_store(store.root, CheckOptions(now_ms=store.stopped_ms, disk_used=0.1))
-    codes = {finding.code for finding in report.findings}
-    assert [f for f in report.findings if f.severity.value == "error"] == []
-    assert ("queues-in-rocksdb" in codes) is (name != COMBINED_55_CLEAN)
-    assert ("queues-not-flushed" in codes) is (name in (ROCKSDB_55_CRASH, ROCKSDB_55_BEHIND))
 
 
 @pytest.mark.check
@@ -191,21 +107,6 @@ def test_topics_groups_and_offsets_are_those_in_rocksdb(real_store: Stores) -> N
         sum(queues.values()) for (_, group), queues in offsets.items() if group == FIXTURE_GROUP
     )
     assert seen >= store.about["counts"]["sent:delivered"]
-
-
-def test_pending_messages_are_exported(real_store: Stores, tmp_path: Path) -> None:
-    store = real_store(ROCKSDB_55_CRASH)
-    options = TableOptions(now_ms=store.stopped_ms, after_crash=True)
-    report = export_parquet(store.root, tmp_path / "out.parquet", options=options)
-    assert (report.exported, report.unreadable) == (len(store.pending_in_levels()), 0)
-
-
-@pytest.mark.spark
-@pytest.mark.check
-def test_a_store_is_a_table_in_spark(real_store: Stores, spark: SparkSession) -> None:
-    store = real_store(ROCKSDB_55_CLEAN)
-    table = spark.read.format("rocketmq_levels").load(str(store.root))
-    assert table.where("problem is null").count() == len(store.pending_in_levels())
 
 
 # --- a wheel with its queue in RocksDB ------------------------------------------------------------
@@ -254,26 +155,9 @@ def test_timers_that_were_lost_with_their_queue_are_found_in_the_log(
 
 # --- hand-made stores -----------------------------------------------------------------------------
 
-FIRST = LevelMessage(level=3, body=b"first")
-LATER = T0 + 10_010
-ITEMS: list[Item] = [
-    FIRST,
-    LevelMessage(level=5, body=b"x" * 700),
-    OrdinaryMessage(body=b"y" * 900),
-    DeliveredCopy(of=FIRST),
-    *(
-        LevelMessage(level=4 + n % 3, body=b"%d" % n * 300, store_timestamp_ms=LATER + n)
-        for n in range(12)
-    ),
-    LevelMessage(level=18, body=b"last", store_timestamp_ms=LATER + 12),
-]
-PENDING = sum(isinstance(item, LevelMessage) for item in ITEMS) - 1
-FILE_BYTES = 4096
-
 
 def build(root: Path, **more: Any) -> Path:
-    build_level_store(root, ITEMS, commit_log_file_bytes=FILE_BYTES, dialect="5.5", **more)
-    return root
+    return build_files(root, dialect="5.5", **more)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from cli import main
 from message_store.base.errors import OptionsError, SourceError, TargetError, UncleanStoreError
 from message_store.columns.byte_column import ByteColumn
+from message_store.files.store_root import StoreRoot
 from message_store.format.message_rules import RESERVED_PROPERTIES
 from message_store.format.properties import decode_properties
 from message_store.interface.delay_store import Pending
@@ -58,7 +59,9 @@ def table(
     path: Path, kind: str, options: TableOptions, *asked: Condition, keep: bool = False
 ) -> list[dict[str, Any]]:
     rows = pending_rows(path, kind, options, asked)
-    batches = list(pending_batches(path, kind, rows, options, asked, keep_unreadable=keep))
+    batches = list(
+        pending_batches(StoreRoot(path), kind, rows, options, asked, keep_unreadable=keep)
+    )
     return pa.Table.from_batches(batches, options.schema).to_pylist()  # type: ignore[no-any-return]
 
 

@@ -54,7 +54,7 @@ def put_equal(store: HierarchicalWheelStore, key: str, due_ms: int, count: int) 
 
 def roll(store: HierarchicalWheelStore) -> None:
     """What is far from due gets a younger record, as if all log files were old."""
-    now_ms = store._store.clock.now_ms()
+    now_ms = store.live.clock.now_ms()
     store._index.place_queued()
     store._index.waiting.reach(now_ms)
     store._renewal._renew(store.live.log.end, now_ms)

@@ -20,7 +20,7 @@ def test_queues_that_messages_wait_for_are_in_topics_json(tmp_path: Path) -> Non
         store.schedule(Message("one", b"x", queue_id=2), AfterMs(60_000))
         store.schedule(Message("one", b"x", queue_id=1), AfterMs(60_000))
         batch = [Message("one", b"x", queue_id=3), Message("many", b"x"), Message("many", b"x")]
-        due_ms = np.full(3, store._clock.now_ms() + 60_000, np.int64)
+        due_ms = np.full(3, store.clock.now_ms() + 60_000, np.int64)
         store.schedule_batch(MessageBatch.of(batch), due_ms)
     text = (tmp_path / "config" / "topics.json").read_text(encoding="utf-8")
     known = json.loads(text)["topicConfigTable"]
