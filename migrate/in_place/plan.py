@@ -173,8 +173,7 @@ class InPlacePlan:
         )
         order = Arrangement(range(len(plan)), np.zeros(len(plan), np.int64), 0)
         sizes, nothing = self.sizes.astype(np.int32), np.zeros(len(plan), np.int32)
-        no_keys = np.zeros(0, np.int64)
-        rows = TargetRows.planned(plan, order, sizes, nothing, nothing, no_keys)
+        rows = TargetRows.planned(plan, order, sizes, nothing, nothing)
         report = conversion_report(
             self.options, self.backlog, chosen, rows, self.corrections, [share], seconds,
             self.request,

@@ -101,10 +101,8 @@ def resume_staging(
 def create_directories(rows: TargetRows, staging: Staging) -> None:
     """The directories of the files that the target's messages are in. Raises TargetError."""
     store = staging.store
-    for path in (
-        *(store.commit_log, store.timer_queue()),
-        store.timer_log if rows.engine == WHEEL else staging.tables,
-    ):
+    timer_log = [store.timer_log] if rows.engine == WHEEL else []
+    for path in (store.commit_log, store.timer_queue(), *timer_log):
         with target_errors(path):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -112,8 +110,8 @@ def create_directories(rows: TargetRows, staging: Staging) -> None:
 def bytes_needed(log_bytes: int, count: int, engine: str = WHEEL) -> int:
     """Bytes of log, queue, timer log, wheel and plan, as the disk counts them.
 
-    A hierarchical wheel's index counts three times: the tables, their copies in the database, and
-    the compacted result.
+    A hierarchical wheel's index counts three times: the database's log, its tables, and what it
+    compacts them to.
     """
     timers = TIMER_UNIT.size if engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
     a_message = QUEUE_UNIT.size + timers + 1 + _PLAN_BYTES_A_MESSAGE
