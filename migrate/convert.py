@@ -8,7 +8,7 @@ the same command continues it. The target becomes a store with the last rename. 
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,14 @@ from message_store.files.array_room import arrays_on_disk
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
-from migrate.plan.stored_plan import is_of, load_plan, mismatch, read_plan_facts, stored_corrections
+from migrate.plan.stored_plan import (
+    is_of,
+    load_plan,
+    mismatch,
+    read_plan_facts,
+    store_plan,
+    stored_corrections,
+)
 from migrate.plan.target_rows import TargetRows
 from migrate.progress import Progress, no_progress
 from migrate.report.finished_target import finished_before
@@ -57,7 +64,6 @@ from migrate.write.room import (
     disk_warnings,
     free_bytes,
     planned_bytes,
-    resume_staging,
 )
 from migrate.write.seal import seal, topic_demands
 from migrate.write.staging import (
@@ -136,12 +142,13 @@ def convert_merged(
     spark_start_s: float = 0.0,
     progress: Progress = no_progress,
 ) -> ConversionReport:
-    """Convert all these sources into one target, which each of them names.
+    """Convert all these sources, or one, into one target, which each of them names.
 
     As ``convert``; what is said of one source is in the report's ``sources``. Raises OptionsError
     besides for sources that cannot be in one target: see ``require_mergeable``.
     """
-    require_mergeable(members)
+    if len(members) > 1:
+        require_mergeable(members)
     return _Conversion(members, spark, progress).run(spark_start_s)
 
 
@@ -318,7 +325,7 @@ class _Conversion:
     def _plan(self) -> None:
         is_begun = self._fix_plan()
         require_own_publishing(self.staging, self.plan.identity)
-        self._begin(resume_staging if is_begun else create_staging)
+        self._begin(is_begun=is_begun)
         self.progress("plan", 1, 1)
 
     def _fix_plan(self) -> bool:
@@ -351,9 +358,17 @@ class _Conversion:
             source_starts=self.sources.entries.starts[:-1],
         )
 
-    def _begin(self, begin: Callable[..., None]) -> None:
+    def _begin(self, *, is_begun: bool) -> None:
         self.staging = Staging(self.target, self.plan.identity)
-        begin(self.plan, self.staging, self.sources.paths, self.sources.request, self.corrections)
+        if not is_begun:
+            create_staging(self.plan, self.staging)
+        store_plan(
+            self.plan,
+            self.staging,
+            sources=self.sources.paths,
+            request=self.sources.request,
+            corrections=self.corrections,
+        )
 
     def _write(self) -> None:
         """Write all files; where more records are bad than the reserve holds, plan without them."""
@@ -370,7 +385,7 @@ class _Conversion:
             if learned == self.corrections:
                 raise PlanError(f"{self.target.path}: what was written is not what was planned")
             self._make_plan(learned)
-            self._begin(create_staging)
+            self._begin(is_begun=False)
         self.corrections, self.shares, self.rows = learned, written.shares, written.rows
         self.bounds = written.bounds
         if not is_publishing(self.staging):

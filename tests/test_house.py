@@ -66,15 +66,13 @@ FILE_TOUCHERS = {
     # Opens what it gives to another user, without following links.
     "migrate/write/owner.py",
     "time_index/index_files.py",
-    "timer_wheel/hierarchy/index_bulk.py",
     # A temporary directory of links, in the place of a directory that is not to be written to.
     "message_store/files/rocksdb/view.py",
     # And one with a copy of queues that lie in RocksDB.
     "message_store/files/rocksdb/queues.py",
 }
-#: Two write the index of a hierarchical wheel, one looks at databases of others.
+#: One writes the index of a hierarchical wheel, one looks at databases of others.
 DATABASES = {
-    "timer_wheel/hierarchy/index_bulk.py",
     "timer_wheel/hierarchy/index_db.py",
     "message_store/files/rocksdb/view.py",
 }

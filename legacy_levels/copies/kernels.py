@@ -28,6 +28,7 @@ from message_store.format.record_layout import (
     SYS_TRANSACTION_MASK,
 )
 from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.log import (
     AT_FLAG,
     AT_LOG_OFFSET,
@@ -53,8 +54,8 @@ from message_store.kernels.log import (
     record_at,
     store_time_at,
 )
-from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
-from message_store.kernels.text import equal_bytes, hash_bytes, is_text, mix64
+from message_store.kernels.raw_memory import load_i32, load_i64
+from message_store.kernels.text import equal_bytes, hash_bytes, is_text, mix64, plain_number
 from message_store.redelivery.lineage import first_offset_at
 
 LEVEL_RECORD, DELIVERED_COPY = 1, 2
@@ -84,25 +85,9 @@ _REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
 _MADE_ANEW = (names.CRC32, names.INNER_MULTI_DISPATCH, names.INNER_MULTI_QUEUE_OFFSET)
 _ANEW_1, _ANEW_2, _ANEW_3 = (np.frombuffer(name.encode(), np.uint8) for name in _MADE_ANEW)
-_PAIR_ENDS, _NAME_ENDS = names.PROPERTY_SEPARATOR[0], names.NAME_VALUE_SEPARATOR[0]
-_DIGITS_MAX = 10
 _UNIT_BYTES = QUEUE_UNIT.size
 _UNIT_OFFSET = QUEUE_UNIT.offset_of("commit_log_offset")
 _UNIT_SIZE = QUEUE_UNIT.offset_of("size_bytes")
-
-
-@inline_kernel
-def _end_of_pair(place: int, end: int, spot: Any) -> int:
-    """Where the pair at ``place`` ends; ``spot[0]`` becomes where its name ends, 0 for no name."""
-    spot[0] = 0
-    while place < end:
-        byte = load_u8(place)
-        if byte == _PAIR_ENDS:
-            break
-        if byte == _NAME_ENDS and spot[0] == 0:
-            spot[0] = place
-        place += 1
-    return place
 
 
 @inline_kernel
@@ -112,28 +97,14 @@ def _is_kept(name: int, name_end: int, pair_end: int) -> bool:
 
 
 @inline_kernel
-def _number(start: int, end: int) -> int:
-    """A decimal number without a sign, or -1."""
-    if end <= start or end - start > _DIGITS_MAX:
-        return -1
-    value = 0
-    for place in range(start, end):
-        digit = load_u8(place) - 0x30
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + digit
-    return value
-
-
-@inline_kernel
-def _is_delivered(record: int, parts: Any, spot: Any) -> bool:
+def _is_delivered(record: int, parts: Any) -> bool:
     """Whether a record lies where its own REAL_TOPIC and REAL_QID wanted it, with its DELAY."""
     place = record + parts[PROPERTIES_AT]
     end = place + parts[PROPERTIES_BYTES]
     has_delay, in_topic, in_queue = False, False, False
     while place < end:
-        pair_end = _end_of_pair(place, end, spot)
-        name_end = spot[0]
+        name_end = name_end_at(place, end)
+        pair_end = entry_end_at(name_end, end)
         if _is_kept(place, name_end, pair_end):
             length = name_end - place
             value, value_bytes = name_end + 1, pair_end - name_end - 1
@@ -144,13 +115,13 @@ def _is_delivered(record: int, parts: Any, spot: Any) -> bool:
                 same_length = value_bytes == parts[TOPIC_BYTES]
                 in_topic = same_length and equal_bytes(topic, value, value_bytes)
             elif is_text(place, length, _REAL_QUEUE_ID):
-                in_queue = _number(value, pair_end) == load_i32(record + AT_QUEUE_ID)
+                in_queue = plain_number(value, value_bytes) == load_i32(record + AT_QUEUE_ID)
         place = pair_end + 1
     return has_delay and in_topic and in_queue
 
 
 @inline_kernel
-def _add_pairs(record: int, parts: Any, scratch: Any, spot: Any, sums: Any) -> None:
+def _add_pairs(record: int, parts: Any, scratch: Any, sums: Any) -> None:
     """Add up the hashes of the pairs in the record's map, whatever their order.
 
     ``scratch`` has rows of slots: a name's hash (zeros before and after), the two hashes of its
@@ -161,9 +132,10 @@ def _add_pairs(record: int, parts: Any, scratch: Any, spot: Any, sums: Any) -> N
     sums[0], sums[1] = np.uint64(0), np.uint64(0)
     used = 0
     while place < end:
-        pair_end = _end_of_pair(place, end, spot)
-        length = spot[0] - place
-        is_kept = _is_kept(place, spot[0], pair_end)
+        name_end = name_end_at(place, end)
+        pair_end = entry_end_at(name_end, end)
+        length = name_end - place
+        is_kept = _is_kept(place, name_end, pair_end)
         if is_kept and not (
             is_text(place, length, _ANEW_1)
             or is_text(place, length, _ANEW_2)
@@ -207,20 +179,20 @@ def _digest(record: int, parts: Any, pairs: np.uint64, seed: np.uint64) -> np.ui
 
 
 @inline_kernel
-def _note_digests(record: int, parts: Any, scratch: Any, spot: Any, sums: Any, note: Any) -> None:
-    _add_pairs(record, parts, scratch, spot, sums)
+def _note_digests(record: int, parts: Any, scratch: Any, sums: Any, note: Any) -> None:
+    _add_pairs(record, parts, scratch, sums)
     note[DIGEST_1] = np.int64(_digest(record, parts, sums[0], _SEED_1))
     note[DIGEST_2] = np.int64(_digest(record, parts, sums[1], _SEED_2))
 
 
 @inline_kernel
-def _kind_of(record: int, is_named: bool, parts: Any, spot: Any) -> int:
+def _kind_of(record: int, is_named: bool, parts: Any) -> int:
     transaction = load_i32(record + AT_SYS_FLAG) & SYS_TRANSACTION_MASK
     if transaction != 0 and transaction != SYS_COMMIT:
         return 0
     if is_text(record + parts[TOPIC_AT], parts[TOPIC_BYTES], _LEVEL_TOPIC):
         return LEVEL_RECORD
-    return DELIVERED_COPY if is_named or _is_delivered(record, parts, spot) else 0
+    return DELIVERED_COPY if is_named or _is_delivered(record, parts) else 0
 
 
 @inline_kernel
@@ -263,7 +235,6 @@ def note_window(
     (``log_kernels``), and the newest store time, 0 for none.
     """
     parts = np.zeros(PARTS, np.int64)
-    spot = np.zeros(1, np.int64)
     sums = np.zeros(2, np.uint64)
     place, count, newest = 0, 0, 0
     while True:
@@ -276,7 +247,7 @@ def note_window(
         newest = max(newest, store_time_at(record))
         named = first_offset_at(record, base + place)
         is_named = named < base + place
-        kind = _kind_of(record, is_named, parts, spot)
+        kind = _kind_of(record, is_named, parts)
         size, queue_id = load_i32(record + AT_SIZE), load_i32(record + AT_QUEUE_ID)
         if kind == LEVEL_RECORD and _is_confirmed(base + place, size, queue_id, expected):
             kind = 0
@@ -290,7 +261,7 @@ def note_window(
             note[STORE_MS] = store_time_at(record)
             note[NAMED] = named if is_named else NAMES_NONE
             if kind == DELIVERED_COPY and not is_named:
-                _note_digests(record, parts, scratch, spot, sums, note)
+                _note_digests(record, parts, scratch, sums, note)
             count += 1
         place += size
     results[NOTES], results[STOPPED_AT], results[WHY], results[NEWEST_MS] = (
@@ -317,7 +288,6 @@ def digest_records(
     lies wholly in the buffer.
     """
     parts = np.zeros(PARTS, np.int64)
-    spot = np.zeros(1, np.int64)
     sums = np.zeros(2, np.uint64)
     for row in range(len(offsets)):
         notes[row, KIND] = 0
@@ -333,7 +303,7 @@ def digest_records(
         if is_record and find_parts(record, size, parts.ctypes.data):
             notes[row, KIND] = LEVEL_RECORD
             notes[row, STORE_MS] = store_time_at(record)
-            _note_digests(record, parts, scratch, spot, sums, notes[row])
+            _note_digests(record, parts, scratch, sums, notes[row])
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], boolean[::1])")

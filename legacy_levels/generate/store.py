@@ -28,6 +28,7 @@ from legacy_levels.generate.messages import (
     topic_names,
 )
 from legacy_levels.generate.records import place_batch, write_batch
+from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.errors import BadFieldError, TargetError
 from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import StoredBatch
@@ -190,8 +191,8 @@ def _write_beside(chunks: Iterator[Chunk], writer: "_StoreWriter") -> None:
             writing.result()
 
 
-class _StoreWriter:
-    """The log and the queues of a store that grows by chunks. A context manager."""
+class _StoreWriter(ClosedOnExit):
+    """The log and the queues of a store that grows by chunks."""
 
     def __init__(
         self,
@@ -250,10 +251,7 @@ class _StoreWriter:
             delivered_by_level=dict(self._delivered),
         )
 
-    def __enter__(self) -> "_StoreWriter":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
+    def close(self) -> None:
         for writer in (self._log, *self._queues.values()):
             writer.close()
 

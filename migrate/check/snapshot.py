@@ -20,6 +20,7 @@ from legacy_levels.backlog.lost_queues import GoneQueue, gone_queues
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
+from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.errors import DelayStoreError, FormatError, SourceError
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.queues import QUEUES
@@ -74,11 +75,8 @@ class LevelRows:
         return len(self.level)
 
 
-class StoreSnapshot:
-    """A store, part by part. ``is_running``: whether a broker holds it.
-
-    Use as a context manager: the log is open meanwhile.
-    """
+class StoreSnapshot(ClosedOnExit):
+    """A store, part by part, whose log is open. ``is_running``: whether a broker holds it."""
 
     def __init__(self, root: StoreRoot, options: CheckOptions, *, is_running: bool) -> None:
         self.root = root
@@ -89,10 +87,8 @@ class StoreSnapshot:
         self.wheel_problem: str | None = None
         self.log = open_log(root)
 
-    def __enter__(self) -> "StoreSnapshot":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give the log back."""
         self.log.close()
 
     @property

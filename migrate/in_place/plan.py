@@ -173,8 +173,7 @@ class InPlacePlan:
         )
         order = Arrangement(range(len(plan)), np.zeros(len(plan), np.int64), 0)
         sizes, nothing = self.sizes.astype(np.int32), np.zeros(len(plan), np.int32)
-        no_keys = np.zeros(0, np.int64)
-        rows = TargetRows.planned(plan, order, sizes, nothing, nothing, no_keys)
+        rows = TargetRows.planned(plan, order, sizes, nothing, nothing)
         report = conversion_report(
             self.options, self.backlog, chosen, rows, self.corrections, [share], seconds,
             self.request,
@@ -222,25 +221,26 @@ def plan_in_place(
     if wheel.read_time_ms > now_ms:
         warnings.append("the store's own wheel stands later than now: due messages wait for it")
     request = request_of(options, now_ms, backlog.level_table)
-    planned = _plan_records(root, options, backlog, request, wheel, ends.timer_queue_end, progress)
-    plan = planned.plan
-    _require_room(root, planned.sizes)
+    plan, corrections, outs_ms, sizes, bytes_read = _plan_records(
+        root, options, backlog, request, wheel, ends.timer_queue_end, progress
+    )
+    _require_room(root, sizes)
     progress("plan", 1, 1)
     return InPlacePlan(
         options=options,
         backlog=backlog,
         plan=plan,
-        corrections=planned.corrections,
-        outs_ms=planned.outs_ms,
-        sizes=planned.sizes,
+        corrections=corrections,
+        outs_ms=outs_ms,
+        sizes=sizes,
         before=ends,
         after=attrs.evolve(
             ends,
-            log_end=_log_end(planned.sizes, ends.log_end, plan.settings.commit_log_file_bytes),
+            log_end=_log_end(sizes, ends.log_end, plan.settings.commit_log_file_bytes),
             timer_queue_end=ends.timer_queue_end + len(plan),
         ),
         offsets=_moving(options, backlog),
-        bytes_read=planned.bytes_read,
+        bytes_read=bytes_read,
         warnings=(*warnings, *disk_warnings(root.path)),
         request=request,
     )
@@ -276,15 +276,6 @@ def _require_room(root: StoreRoot, sizes: Int64Array) -> None:
         raise TargetError(f"{root.path}: {needed:,} bytes are needed, {free:,} are free")
 
 
-@attrs.frozen(eq=False)
-class _PlannedRecords:
-    plan: Plan
-    corrections: Corrections
-    outs_ms: Int64Array
-    sizes: Int64Array
-    bytes_read: int
-
-
 def _plan_records(
     root: StoreRoot,
     options: ConvertOptions,
@@ -293,8 +284,11 @@ def _plan_records(
     wheel: OwnWheel,
     first_queue_offset: int,
     progress: Progress,
-) -> _PlannedRecords:
-    """Plan, make the records to find those that cannot be made, and plan again without them."""
+) -> tuple[Plan, Corrections, Int64Array, Int64Array, int]:
+    """Plan, make the records to find those that cannot be made, and plan again without them.
+
+    Also returns what stays out, each message's out time and record size, and the bytes read.
+    """
     sizes, bytes_read = file_sizes(root), 0
     settings = attrs.evolve(
         options.settings,
@@ -323,8 +317,7 @@ def _plan_records(
         if learned.bad and options.on_bad_record == "fail":
             raise BadRecordsError(bad_records(backlog, learned))
         if learned == corrections:
-            record_sizes = rewriter.sizes.astype(np.int64)
-            return _PlannedRecords(plan, corrections, outs_ms, record_sizes, bytes_read)
+            return plan, corrections, outs_ms, rewriter.sizes.astype(np.int64), bytes_read
         corrections = learned
 
 

@@ -57,12 +57,15 @@ def store_plan(
     request: dict[str, Any],
     corrections: Corrections,
 ) -> None:
-    """Write the plan for the executors. ``plan.json`` comes last and is synced: a run cannot be
-    continued from a torn one. Raises TargetError.
+    """Write the plan for the executors, and the directory of what they write.
+
+    ``plan.json`` comes last and is synced: a run cannot be continued from a torn one. A run that
+    is continued stores its plan once more, since a power loss can zero it. Raises TargetError.
     """
     arrays = {name: getattr(plan, name) for name in _ARRAYS}
-    with target_errors(staging.plan_arrays):
-        staging.plan_arrays.mkdir(parents=True, exist_ok=True)
+    for directory in (staging.attempts, staging.plan_arrays):
+        with target_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
 
     def save(name: str) -> None:
         save_array(staging.plan_array(name), arrays[name])

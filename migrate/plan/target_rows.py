@@ -98,7 +98,7 @@ class TargetRows:
     """The messages of a target, one element each, in the order of its timer queue.
 
     ``distances`` lead to the message before in the same slot (0: none). ``engine`` is what the
-    target is for; ``key_hashes``, of unique keys, are there for a hierarchy alone.
+    target is for.
     """
 
     identity: str
@@ -111,7 +111,6 @@ class TargetRows:
     sizes: Int32Array
     tags_hashes: Int32Array
     topic_hashes: Int32Array
-    key_hashes: Int64Array
     log_end: int
     outs_ms: Int64Array
     slot_times_ms: Int64Array
@@ -168,7 +167,6 @@ class TargetRows:
         sizes: Int32Array,
         tags_hashes: Int32Array,
         topic_hashes: Int32Array,
-        key_hashes: Int64Array,
     ) -> "TargetRows":
         """The messages of a plan in this order; the columns have a row a message of the plan."""
         messages = arrangement.messages
@@ -188,7 +186,6 @@ class TargetRows:
             sizes=in_order(sizes),
             tags_hashes=in_order(tags_hashes),
             topic_hashes=in_order(topic_hashes),
-            key_hashes=in_order(key_hashes) if len(key_hashes) else key_hashes,
             log_end=arrangement.log_end,
         )
 
@@ -200,7 +197,7 @@ class TargetRows:
         if arrangement is None:  # records of no length, which are bad, made a file too long
             arrangement = Arrangement(range(len(plan)), np.cumsum(sizes) - sizes, 0)
         nothing = np.zeros(len(plan), np.int32)
-        return cls.planned(plan, arrangement, sizes, nothing, nothing, np.zeros(0, np.int64))
+        return cls.planned(plan, arrangement, sizes, nothing, nothing)
 
 
 @kernel("void(int64[::1], int64, int32[::1], int32[::1], int32[::1], int32[::1])")

@@ -7,7 +7,6 @@ task costs 20 to 30 ms: a task of the write stage is a log file, usually a gibib
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from message_store.base.errors import DelayStoreError, TargetError
@@ -71,7 +70,7 @@ def write_logs(
 
 
 def write_index(rows: TargetRows, staging: Staging, spark: "SparkSession | None") -> None:
-    """Write queue, timer log or tables. A few million rows are written here, sooner than Spark
+    """Write queue and timer log. A few million rows are written here, sooner than Spark
     begins a job; more are a task a file. Raises as ``write_logs``.
     """
     stage = IndexStage.of(rows, staging)
@@ -80,7 +79,7 @@ def write_index(rows: TargetRows, staging: Staging, spark: "SparkSession | None"
     else:
         write = partial(stage.stored().write, durably=_must_sync(spark))
         written = run_tasks(spark, stage.files(), write, lambda _: None, name="the index stage")
-    for path, place in chain.from_iterable(written):
+    for path, place in written:
         take_place(path, place)
 
 

@@ -213,7 +213,6 @@ def _rows(run: WriteRun, index: Int64s) -> TargetRows:
         sizes=sizes.astype(np.int32),
         tags_hashes=index[TAGS_CODE].astype(np.int32),
         topic_hashes=index[TOPIC_HASH].astype(np.int32),
-        key_hashes=np.zeros(0, np.int64),
         log_end=log_end,
     )
 

@@ -5,9 +5,9 @@ looked up with the scalar codec alone.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
+from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.errors import FormatError
 from message_store.files.log_row import open_log
 from message_store.format.message import StoredMessage
@@ -121,8 +121,8 @@ def _is_named(entry: bytes, name: bytes) -> bool:
     return entry.partition(NAME_VALUE_SEPARATOR)[0] == name
 
 
-class RecordReader:
-    """Reads single records of a side by the number of their entry; use as a context manager."""
+class RecordReader(ClosedOnExit):
+    """Reads single records of a side by the number of their entry."""
 
     def __init__(self, side: SideEntries) -> None:
         self.side = side
@@ -146,15 +146,8 @@ class RecordReader:
         offsets = self.side.entries["commit_log_offset"]
         return self.message(bisect_left(offsets, offset))  # NumPy would turn all its bytes around
 
-    def __enter__(self) -> "RecordReader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Give the files back."""
         self._reader.close()
 
 

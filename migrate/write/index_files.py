@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the files that are made of all messages together: timer queue, timer log, and the tables
-of a hierarchical wheel's index.
+"""Writes the files that are made of all messages together: timer queue and timer log.
 
 One writer makes a file, front to back, under a name of its own. The driver gives it its place, so
 that an attempt that comes too late reaches nothing. Who writes one twice writes the same bytes.
@@ -12,7 +11,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from message_store.files.segments import segment_name
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -20,7 +18,6 @@ from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import address_of, store_i32, store_i64
 from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL, TargetSettings
-from migrate.write.hierarchy_index import index_rows, write_tables
 from migrate.write.large_files import FileStream, create_file
 from migrate.write.staging import Staging, load_array, save_array
 from timer_wheel.format.timer_log import (
@@ -43,16 +40,12 @@ _AT_DELAY, _AT_LOG_OFFSET, _AT_RECORD_SIZE, _AT_TOPIC_HASH, _AT_RESERVED = (
     for name in ("delay_ms", "commit_log_offset", "record_size_bytes", "topic_hash", "reserved")
 )
 _BLOCK_ROWS = 1 << 16
-_TABLE_ROWS = 1 << 18
-"""So many messages share the tables of an index."""
-Unplaced = list[tuple[Path, Path]]
-"""Files that were written: where each lies, and its place."""
-QUEUE, TIMER_LOG, TABLES = "queue", "timer log", "tables"
+Unplaced = tuple[Path, Path]
+"""A file that was written: where it lies, and its place."""
+QUEUE, TIMER_LOG = "queue", "timer log"
 """Kinds of files."""
-_COLUMNS = (
-    *("offsets", "sizes", "tags_hashes", "topic_hashes", "key_hashes"),
-    *("outs_ms", "slot_times_ms", "flags", "distances"),
-)
+_QUEUE_COLUMNS = "offsets", "sizes", "tags_hashes"
+_UNIT_COLUMNS = "offsets", "sizes", "topic_hashes", "distances", "flags", "slot_times_ms"
 
 
 @kernel("void(int64, int64[::1], int32[::1], int32[::1])")
@@ -100,63 +93,52 @@ _STORED = "target-"
 """Begins the names of the columns' files: the plan has an array of out times too."""
 
 
-class StoredColumns:
-    """The columns in the staging directory, mapped when they are asked for."""
-
-    def __init__(self, staging: Staging) -> None:
-        self._staging = staging
-
-    def __getattr__(self, name: str) -> NDArray[Any]:
-        if name not in _COLUMNS:
-            raise AttributeError(name)
-        return load_array(self._staging.plan_array(_STORED + name))
-
-
 @attrs.frozen(eq=False)
 class IndexStage:
-    """What the files are made of: the rows, and the facts that they share."""
+    """What the files are made of: the rows, and the facts that they share. ``columns`` None: they
+    are in the staging directory, and mapped when they are asked for.
+    """
 
     staging: Staging
     settings: TargetSettings
     engine: str
     count: int
-    now_ms: int
     write_time_ms: int
-    columns: TargetRows | StoredColumns
+    columns: TargetRows | None
 
     @classmethod
     def of(cls, rows: TargetRows, staging: Staging) -> "IndexStage":
         """Of rows in memory."""
-        facts = rows.settings, rows.engine, len(rows), rows.now_ms, rows.write_time_ms
-        return cls(staging, *facts, rows)
+        return cls(staging, rows.settings, rows.engine, len(rows), rows.write_time_ms, rows)
 
     def stored(self) -> "IndexStage":
         """The same, its columns in files that tasks on other machines map. Raises TargetError."""
-        for name in _COLUMNS:
-            save_array(self.staging.plan_array(_STORED + name), getattr(self.columns, name))
-        return attrs.evolve(self, columns=StoredColumns(self.staging))
+        for name in {*_QUEUE_COLUMNS, *_UNIT_COLUMNS}:
+            save_array(self._stored(name), getattr(self.columns, name))
+        return attrs.evolve(self, columns=None)
+
+    def _stored(self, name: str) -> Path:
+        return self.staging.plan_array(_STORED + name)
 
     def files(self) -> list[tuple[str, int]]:
         """Kind and number of all files."""
         kinds = [(QUEUE, self.settings.queue_file_bytes // QUEUE_UNIT.size)]
         if self.engine == WHEEL:
             kinds.append((TIMER_LOG, units_per_file(self.settings.timer_log_file_bytes)))
-        else:
-            kinds.append((TABLES, _TABLE_ROWS))
         return [(kind, number) for kind, rows in kinds for number in range(-(-self.count // rows))]
 
     def write(self, file: tuple[str, int], *, durably: bool = False) -> Unplaced:
         """Write one of the files. Raises TargetError."""
         kind, number = file
-        write = {QUEUE: self._write_queue, TIMER_LOG: self._write_units, TABLES: self._write_tables}
-        return write[kind](number, durably)
+        write = self._write_queue if kind == QUEUE else self._write_units
+        return write(number, durably)
 
     def _write_queue(self, number: int, durably: bool) -> Unplaced:
         file_bytes = self.settings.queue_file_bytes
         path = self.staging.store.timer_queue() / segment_name(number * file_bytes)
 
         def fill(address: int, rows: slice) -> None:
-            fill_entries(address, *self._slices(rows, "offsets", "sizes", "tags_hashes"))
+            fill_entries(address, *self._slices(rows, *_QUEUE_COLUMNS))
 
         count = file_bytes // QUEUE_UNIT.size
         return self._stream(path, file_bytes, number * count, count, QUEUE_UNIT.size, fill, durably)
@@ -165,11 +147,10 @@ class IndexStage:
         file_bytes = self.settings.timer_log_file_bytes
         path = self.staging.store.timer_log / segment_name(number * file_bytes)
         count = units_per_file(file_bytes)
-        names = "offsets", "sizes", "topic_hashes", "distances", "flags", "slot_times_ms"
 
         def fill(address: int, rows: slice) -> None:
             facts = rows.start, count, file_bytes, self.write_time_ms
-            fill_units(address, *facts, *self._slices(rows, *names))
+            fill_units(address, *facts, *self._slices(rows, *_UNIT_COLUMNS))
 
         return self._stream(path, file_bytes, number * count, count, TIMER_UNIT.size, fill, durably)
 
@@ -199,22 +180,12 @@ class IndexStage:
                 blank = np.frombuffer(blank_bytes(file_bytes), np.uint8)
                 stream.room(len(blank))[:] = blank
                 stream.advance(len(blank))
-        return [(written, path)]
-
-    def _write_tables(self, number: int, durably: bool) -> Unplaced:
-        rows = slice(number * _TABLE_ROWS, min((number + 1) * _TABLE_ROWS, self.count))
-        names = "outs_ms", "offsets", "sizes", "topic_hashes"
-        found = index_rows(
-            rows.start,
-            *self._slices(rows, *names),
-            now_ms=self.now_ms,
-            precision_ms=self.settings.precision_ms,
-        )
-        [hashes] = self._slices(rows, "key_hashes")
-        return write_tables(self.staging, number, found, hashes, durably=durably)
+        return written, path
 
     def _slices(self, rows: slice, *names: str) -> Iterator[Any]:
         """Some rows of some columns, as kernels want them: a mapped file cannot be written to."""
         for name in names:
-            part = getattr(self.columns, name)[rows]
+            stored = self.columns is None
+            part = load_array(self._stored(name)) if stored else getattr(self.columns, name)
+            part = part[rows]
             yield part if part.flags.writeable and part.flags.c_contiguous else np.array(part)

@@ -4,7 +4,7 @@
 What a task writes lies in a directory of its own attempt, and its note comes last. So an attempt
 that is repeated, too late, or of an earlier plan reaches nobody else. A file's bytes depend on the
 plan and the source alone. Records that cannot be converted are left out. Beside the records lie the
-numbers of each message, of which queue, timer log and index are made.
+numbers of each message, of which queue and timer log are made.
 """
 
 import json
@@ -27,9 +27,7 @@ from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.stored_plan import StoredPlan, load_plan
-from migrate.settings import HIERARCHY
 from migrate.source.record_reader import read_chunks
-from migrate.write.hierarchy_index import key_hashes
 from migrate.write.large_files import FileStream, create_file
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.staging import (
@@ -127,7 +125,6 @@ class FileWriter:
         self._rows = plan.cut.rows_of(number)
         self._attempt = plan.staging.attempt(f"{number:06d}-{secrets.token_hex(6)}")
         self._numbers = np.zeros((3, len(self._rows)), np.int32)
-        self._keys = np.zeros(len(self._rows) if plan.engine == HIERARCHY else 0, np.int64)
         self._bad: dict[int, str] = {}
         self._filled = self._crc = self._good = 0
 
@@ -143,8 +140,6 @@ class FileWriter:
                 write_blank(stream, plan.settings.commit_log_file_bytes - self._filled)
         save = partial(save_array, durably=self._durably)
         save(attempt.numbers, self._numbers)
-        if len(self._keys):
-            save(attempt.keys, self._keys)
         write_bad(attempt, self._bad, durably=self._durably)
         note = FileNote(
             identity=plan.identity,
@@ -185,12 +180,8 @@ class FileWriter:
                 written = records.rewrite(
                     chunk, address_of(room), len(room), position, queue_offset
                 )
-                block, sizes = room[:written], records.sizes[chunk.first : chunk.end]
-                if len(self._keys):
-                    rows = slice(first - begin + chunk.first, first - begin + chunk.end)
-                    self._keys[rows] = keys_of(block, position, sizes, plan.settings.precision_ms)
-                self._good += int(np.count_nonzero(sizes))
-                self._crc = int(crc32_from(self._crc, address_of(block), written))
+                self._good += int(np.count_nonzero(records.sizes[chunk.first : chunk.end]))
+                self._crc = int(crc32_from(self._crc, address_of(room), written))
                 stream.advance(written)
                 self._filled += written
                 bytes_read += chunk.buffer_bytes
@@ -198,18 +189,6 @@ class FileWriter:
         self._numbers[:, rows] = records.sizes, records.tags_hashes, records.topic_hashes
         self._bad |= {first + row: reason for row, reason in records.bad.items()}
         return SourceShare.of(records, source, bytes_read)
-
-
-def keys_of(
-    block: NDArray[np.uint8], position: int, sizes: NDArray[np.int32], precision_ms: int
-) -> NDArray[np.int64]:
-    """The hash of each record's unique key; 0 for none, and where there is no record."""
-    hashes = np.zeros(len(sizes), np.int64)
-    is_there = sizes > 0
-    there = sizes[is_there].astype(np.int64)
-    offsets = position + np.cumsum(there) - there
-    hashes[is_there] = key_hashes(block, position, offsets, there, precision_ms)
-    return hashes
 
 
 def write_bad(attempt: Attempt, bad: dict[int, str], *, durably: bool) -> None:
@@ -232,7 +211,7 @@ def read_numbers(attempt: Attempt) -> NDArray[np.int32]:
 def numbers_crc(attempt: Attempt) -> int:
     """The CRC of all that lies beside an attempt's records. Raises TargetError."""
     crc = 0
-    for path in (attempt.numbers, attempt.keys, attempt.bad):
+    for path in (attempt.numbers, attempt.bad):
         crc = zlib.crc32(read_whole(path), crc)
     return crc
 

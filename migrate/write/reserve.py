@@ -27,7 +27,6 @@ from message_store.kernels.raw_memory import address_of
 from migrate.plan.plan import Plan
 from migrate.plan.stored_plan import StoredPlan
 from migrate.plan.target_rows import Arrangement, TargetRows, arrange
-from migrate.settings import HIERARCHY
 from migrate.source.record_reader import read_chunks
 from migrate.write.large_files import FileStream
 from migrate.write.log_file import (
@@ -37,13 +36,12 @@ from migrate.write.log_file import (
     FileNote,
     SourceShare,
     is_written,
-    keys_of,
     read_bad,
     read_numbers,
     write_blank,
 )
 from migrate.write.publishing import is_publishing
-from migrate.write.staging import clear, load_array, take_place, target_errors
+from migrate.write.staging import clear, take_place, target_errors
 
 Int64Array = NDArray[np.int64]
 
@@ -118,7 +116,7 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
     Raises PlanError where they do not count every message once, SourceError, TargetError.
     """
     staging = stored.staging
-    reserve = _Reserve(stored, is_hierarchical=plan.engine == HIERARCHY)
+    reserve = _Reserve(stored)
     reserve.judge()
     attempts = [staging.attempt(note.attempt) for note in notes]
     numbers = new_array((len(reserve.numbers), len(plan)), np.int32)
@@ -139,16 +137,8 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
     if not is_publishing(staging):
         for note in notes:
             reserve.append(note, arrangement)
-    keys = [load_array(attempt.keys) for attempt in attempts if plan.engine == HIERARCHY]
-    key_count = len(plan) if plan.engine == HIERARCHY else 0
-    rows = TargetRows.planned(
-        plan,
-        arrangement,
-        numbers[SIZES],
-        numbers[TAGS_HASHES],
-        numbers[TOPIC_HASHES],
-        np.concatenate([*keys, reserve.keys], out=new_array(key_count, np.int64)),
-    )
+    columns = (numbers[row] for row in (SIZES, TAGS_HASHES, TOPIC_HASHES))
+    rows = TargetRows.planned(plan, arrangement, *columns)
     return Written(bad, shares, rows, _bounds_of(plan, arrangement))
 
 
@@ -164,12 +154,11 @@ def _bounds_of(plan: Plan, arrangement: Arrangement) -> Sequence[int]:
 class _Reserve:
     """The messages that are written last."""
 
-    def __init__(self, plan: StoredPlan, *, is_hierarchical: bool) -> None:
+    def __init__(self, plan: StoredPlan) -> None:
         self._plan = plan
         self._first = plan.cut.reserve
         self._count = plan.cut.files[-1] - self._first
         self.records = plan.rewriter(self._first, plan.cut.files[-1])
-        self.keys = np.zeros(self._count if is_hierarchical else 0, np.int64)
         self._bytes_read = 0
 
     @property
@@ -191,11 +180,6 @@ class _Reserve:
             for chunk in read_chunks(log, *columns):
                 scratch = np.empty(self.records.most_bytes(chunk), np.uint8)
                 self.records.rewrite(chunk, address_of(scratch), len(scratch), 0, 0)
-                if len(self.keys):
-                    rows = slice(chunk.first, chunk.end)
-                    precision_ms = self._plan.settings.precision_ms
-                    sizes = self.records.sizes[rows]
-                    self.keys[rows] = keys_of(scratch, 0, sizes, precision_ms)
                 self._bytes_read += chunk.buffer_bytes
 
     def append(self, note: FileNote, arrangement: Arrangement) -> None:

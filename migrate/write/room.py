@@ -2,15 +2,12 @@
 """Room for the output of a conversion: free bytes, how brokers act on a full disk, directories."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from message_store.base.errors import TargetError
 from message_store.files.array_room import row_blocks
 from message_store.format.queue_unit import QUEUE_UNIT
-from migrate.plan.plan import Corrections, Plan
-from migrate.plan.stored_plan import store_plan
+from migrate.plan.plan import Plan
 from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL
 from migrate.write.publishing import forbid_start, require_unused
@@ -58,14 +55,8 @@ def disk_warnings(directory: Path) -> tuple[str, ...]:
     return ()
 
 
-def create_staging(
-    plan: Plan,
-    staging: Staging,
-    sources: Sequence[Path],
-    request: dict[str, Any],
-    corrections: Corrections,
-) -> None:
-    """Check the disk, and store the plan last. Raises TargetError."""
+def create_staging(plan: Plan, staging: Staging) -> None:
+    """An empty staging directory, on a disk that has room for the plan. Raises TargetError."""
     require_unused(staging)
     clear_staging(staging)
     needed = planned_bytes(plan)
@@ -78,33 +69,13 @@ def create_staging(
         staging.path.mkdir(parents=True)
     require_renames(staging.path)
     forbid_start(staging)
-    resume_staging(plan, staging, sources, request, corrections)
-
-
-def resume_staging(
-    plan: Plan,
-    staging: Staging,
-    sources: Sequence[Path],
-    request: dict[str, Any],
-    corrections: Corrections,
-) -> None:
-    """Create what the executors work on where it is missing; existing files keep their contents.
-
-    A power loss can zero a stored plan and remove files, so the plan, which was just computed, is
-    stored once more. Raises TargetError.
-    """
-    with target_errors(staging.attempts):
-        staging.attempts.mkdir(parents=True, exist_ok=True)
-    store_plan(plan, staging, sources=sources, request=request, corrections=corrections)
 
 
 def create_directories(rows: TargetRows, staging: Staging) -> None:
     """The directories of the files that the target's messages are in. Raises TargetError."""
     store = staging.store
-    for path in (
-        *(store.commit_log, store.timer_queue()),
-        store.timer_log if rows.engine == WHEEL else staging.tables,
-    ):
+    timer_log = [store.timer_log] if rows.engine == WHEEL else []
+    for path in (store.commit_log, store.timer_queue(), *timer_log):
         with target_errors(path):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -112,8 +83,8 @@ def create_directories(rows: TargetRows, staging: Staging) -> None:
 def bytes_needed(log_bytes: int, count: int, engine: str = WHEEL) -> int:
     """Bytes of log, queue, timer log, wheel and plan, as the disk counts them.
 
-    A hierarchical wheel's index counts three times: the tables, their copies in the database, and
-    the compacted result.
+    A hierarchical wheel's index counts three times: the database's log, its tables, and what it
+    compacts them to.
     """
     timers = TIMER_UNIT.size if engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
     a_message = QUEUE_UNIT.size + timers + 1 + _PLAN_BYTES_A_MESSAGE

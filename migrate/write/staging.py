@@ -84,11 +84,6 @@ class Attempt:
         return self.path / "numbers.npy"
 
     @property
-    def keys(self) -> Path:
-        """Hashes of their unique keys, an array, for a hierarchical wheel's index."""
-        return self.path / "keys.npy"
-
-    @property
     def bad(self) -> Path:
         """The messages that cannot be converted, a line each."""
         return self.path / "bad.jsonl"
@@ -144,11 +139,6 @@ class Staging:
         """The directory of all attempts, and of files that have no place yet."""
         return self.plan_directory / "attempts"
 
-    @property
-    def tables(self) -> Path:
-        """The directory of tables for a hierarchical wheel's index."""
-        return self.plan_directory / "tables"
-
     def plan_array(self, name: str) -> Path:
         """One array of the plan."""
         return self.plan_arrays / f"{name}.npy"
@@ -160,10 +150,6 @@ class Staging:
     def unplaced(self, place: Path) -> Path:
         """A name among the attempts that nobody has, for a file that is to take a place."""
         return self.attempts / f"{place.name}-{secrets.token_hex(6)}"
-
-    def index_table(self, number: int, family: str) -> Path:
-        """A table for one column family of a hierarchical wheel's index."""
-        return self.tables / f"{number:06d}.{family}.sst"
 
 
 def make_directory(path: Path) -> list[Path]:

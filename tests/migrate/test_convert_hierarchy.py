@@ -30,7 +30,6 @@ from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, SMALL, options_for
-from tests.migrate.stopped_conversions import staged_of
 from tests.migrate.stops import Stopped, stopping_before
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.index_layouts import HOURS, IDS
@@ -100,7 +99,7 @@ def promises(target: Path) -> list[tuple[int, Row]]:
     return found
 
 
-def test_messages_without_a_unique_key_need_no_table_of_ids(tmp_path: Path) -> None:
+def test_messages_without_a_unique_key_have_no_ids(tmp_path: Path) -> None:
     keyless: list[Item] = [LevelMessage(level=3, unique_key=None) for _ in range(5)]
     build_level_store(tmp_path / "source", keyless)
     options = options_for(tmp_path, to="hierarchy")
@@ -201,25 +200,6 @@ def test_a_conversion_that_was_stopped_ends_in_the_same_store(
         assert log_and_queue(options.target) == files, number
         assert content_of(options.target) == content, number
     assert number > 120
-
-
-def test_tables_that_were_lost_are_written_again(
-    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise Stopped
-
-    monkeypatch.setattr("migrate.write.index_files._TABLE_ROWS", 10)
-    with monkeypatch.context() as patch:
-        patch.setattr("migrate.convert.seal", stop)
-        with pytest.raises(Stopped):
-            convert(options)
-    tables = sorted((staged_of(options.target) / "tables").glob(f"*.{HOURS.name}.sst"))
-    assert len(tables) > 2
-    tables[0].write_bytes(b"")
-    tables[1].unlink()
-    convert(options)
-    assert verify(options.source, options.target, spark=None).is_clean
 
 
 def test_a_target_that_was_begun_for_another_engine_is_refused(options: ConvertOptions) -> None:

@@ -69,15 +69,6 @@ _LOG_OFFSET_FIELD = HEAD_V4_V4.offset_of("commit_log_offset")
 _SYS_FLAG_FIELD = HEAD_V4_V4.offset_of("sys_flag")
 _INT_MAX = 2**31 - 1
 
-_LAST_UNREADABLE = int(LAST_UNREADABLE)
-_NONE = int(Complaint.NONE)
-_TOPIC = int(Complaint.TOPIC)
-_QUEUE_ID = int(Complaint.QUEUE_ID)
-_LOG_OFFSET = int(Complaint.COMMIT_LOG_OFFSET)
-_REAL_TOPIC = int(Complaint.REAL_TOPIC)
-_REAL_QUEUE_ID = int(Complaint.REAL_QUEUE_ID)
-_HALF_MESSAGE = int(Complaint.HALF_MESSAGE)
-
 
 @inline_kernel
 def is_held(log_offset: int, size: int, buffer_offset: int, available: int) -> bool:
@@ -89,7 +80,7 @@ def is_held(log_offset: int, size: int, buffer_offset: int, available: int) -> b
 @inline_kernel
 def is_readable(complaint: int) -> bool:
     """Whether a record with this complaint has fields to compare."""
-    return complaint == _NONE or complaint > _LAST_UNREADABLE
+    return complaint == Complaint.NONE or complaint > LAST_UNREADABLE
 
 
 @inline_kernel
@@ -106,19 +97,19 @@ def _is_topic(topic: Any, facts: Any) -> bool:
 def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: Any) -> int:
     """What both sides ask: the record agrees with its place, and can be delivered."""
     if not _is_topic(topic, facts):
-        return _TOPIC
+        return Complaint.TOPIC
     if load_i32(record + _QUEUE_ID_FIELD) != queue_id:
-        return _QUEUE_ID
+        return Complaint.QUEUE_ID
     if load_i64(record + _LOG_OFFSET_FIELD) != log_offset:
-        return _LOG_OFFSET
+        return Complaint.COMMIT_LOG_OFFSET
     if facts[REAL_TOPIC_BYTES] == 0:
-        return _REAL_TOPIC
+        return Complaint.REAL_TOPIC
     if facts[REAL_QUEUE_ID] < 0 or facts[REAL_QUEUE_ID] > _INT_MAX:
-        return _REAL_QUEUE_ID
+        return Complaint.REAL_QUEUE_ID
     transaction = load_i32(record + _SYS_FLAG_FIELD) & SYS_TRANSACTION_MASK
     if transaction not in (0, SYS_COMMIT):
-        return _HALF_MESSAGE
-    return _NONE
+        return Complaint.HALF_MESSAGE
+    return Complaint.NONE
 
 
 @inline_kernel

@@ -293,12 +293,6 @@ _TOPIC_LENGTH_BYTES_V1 = TOPIC_RUN_V1.length.size
 _TOPIC_LENGTH_BYTES_V2 = TOPIC_RUN_V2.length.size
 _PROPERTIES_LENGTH_BYTES = PROPERTIES_RUN.length.size
 
-_UNREADABLE_SIZE = int(Complaint.SIZE)
-_UNREADABLE_RECORD = int(Complaint.NO_RECORD)
-_UNREADABLE_LENGTHS = int(Complaint.LENGTHS)
-_BODY_CRC = int(Complaint.BODY_CRC)
-_NONE = int(Complaint.NONE)
-
 
 @inline_kernel
 def _clear(facts: Any) -> None:
@@ -334,10 +328,10 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     still lack the time that it is due: the caller adds it and finishes them.
     """
     if size < SMALLEST_RECORD_BYTES or load_i32(record + _SIZE_FIELD) != size:
-        return _UNREADABLE_SIZE
+        return Complaint.SIZE
     magic = load_i32(record + _MAGIC_FIELD)
     if magic not in (MAGIC_V1, MAGIC_V2):
-        return _UNREADABLE_RECORD
+        return Complaint.NO_RECORD
     sys_flag = load_i32(record + _SYS_FLAG_FIELD)
     born_growth = _IPV6_GROWTH if sys_flag & SYS_BORN_HOST_IPV6 else 0
     store_growth = _IPV6_GROWTH if sys_flag & SYS_STORE_HOST_IPV6 else 0
@@ -345,21 +339,21 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     topic_length_bytes = _TOPIC_LENGTH_BYTES_V1 if magic == MAGIC_V1 else _TOPIC_LENGTH_BYTES_V2
     left = size - offset - _BODY_LENGTH_BYTES - topic_length_bytes - _PROPERTIES_LENGTH_BYTES
     if left < 0:
-        return _UNREADABLE_LENGTHS
+        return Complaint.LENGTHS
     body_bytes = load_i32(record + offset)
     if body_bytes < 0 or body_bytes > left:
-        return _UNREADABLE_LENGTHS
+        return Complaint.LENGTHS
     left -= body_bytes
     body = record + offset + _BODY_LENGTH_BYTES
     topic = body + body_bytes + topic_length_bytes
     topic_length = topic - topic_length_bytes
     topic_bytes = load_i8(topic_length) if magic == MAGIC_V1 else load_i16(topic_length)
     if topic_bytes < 0 or topic_bytes > left:
-        return _UNREADABLE_LENGTHS
+        return Complaint.LENGTHS
     left -= topic_bytes
     properties = topic + topic_bytes + _PROPERTIES_LENGTH_BYTES
     if load_i16(properties - _PROPERTIES_LENGTH_BYTES) != left:
-        return _UNREADABLE_LENGTHS
+        return Complaint.LENGTHS
     _clear(facts)
     facts[TOPIC_AT] = topic
     facts[TOPIC_BYTES] = topic_bytes
@@ -378,8 +372,8 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     hashes[IDENTITY] = finish(step_a(identity, born_ms))
     crc = np.int64(crc32(body, body_bytes)) & CRC_MASK
     if body_bytes > 0 and crc != load_i32(record + _CRC_FIELD):
-        return _BODY_CRC
-    return _NONE
+        return Complaint.BODY_CRC
+    return Complaint.NONE
 
 
 @kernel("uint64(int64, int64, uint64)")

@@ -83,21 +83,6 @@ _PREPARED_FIELD = HEAD_V4_V4.offset_of("prepared_transaction_offset")
 _RECORD_CRC_NAME_BYTES = len(names.CRC32)
 _RECORD_CRC_DIGITS = 10
 
-_NONE = int(Complaint.NONE)
-_WRONG_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
-_MAGIC = int(Complaint.MAGIC)
-_STORE_TIME = int(Complaint.STORE_TIME)
-_PREPARED = int(Complaint.PREPARED_OFFSET)
-_OUT_TIME = int(Complaint.OUT_TIME)
-_FORBIDDEN = int(Complaint.FORBIDDEN_PROPERTY)
-_RECORD_CRC = int(Complaint.RECORD_CRC)
-_SLOT = int(Complaint.SLOT)
-_FLAGS = int(Complaint.FLAGS)
-_TAGS_CODE = int(Complaint.TAGS_CODE)
-_TOPIC_HASH = int(Complaint.TOPIC_HASH)
-_LEFT_OUT = int(Complaint.LEFT_OUT)
-_DELAY = int(Complaint.DELAY)
-
 
 @inline_kernel
 def _placing(out_ms: int, slot_ms: int, flags: int, rules: Any) -> int:
@@ -107,7 +92,7 @@ def _placing(out_ms: int, slot_ms: int, flags: int, rules: Any) -> int:
     window = rules[WINDOW_SLOTS]
     rolls = out_ms - write_ms >= window * precision_ms
     if flags != (FLAG_DEFAULT | FLAG_ROLL if rolls else FLAG_DEFAULT):
-        return _FLAGS
+        return Complaint.FLAGS
     ahead_ms = slot_ms - write_ms
     if rolls:
         fits = window // 2 * precision_ms <= ahead_ms <= window * precision_ms
@@ -115,7 +100,7 @@ def _placing(out_ms: int, slot_ms: int, flags: int, rules: Any) -> int:
         fits = slot_ms == out_ms or -OVERDUE_SLOTS * precision_ms <= ahead_ms < 0
     else:
         fits = slot_ms == out_ms
-    return _NONE if fits else _SLOT
+    return Complaint.NONE if fits else Complaint.SLOT
 
 
 @inline_kernel
@@ -136,31 +121,31 @@ def _is_record_crc(record: int, size: int, facts: Any) -> bool:
 @inline_kernel
 def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any) -> int:
     complaint = bookkeeping(record, _TARGET_TOPIC, 0, load_i64(entry), facts)
-    if complaint != _NONE:
+    if complaint != Complaint.NONE:
         return complaint
     if load_i64(record + QUEUE_OFFSET_FIELD) != load_i64(entry + _TARGET_QUEUE_OFFSET):
-        return _WRONG_QUEUE_OFFSET
+        return Complaint.QUEUE_OFFSET
     if load_i32(record + _MAGIC_FIELD) != MAGIC_V1:
-        return _MAGIC
+        return Complaint.MAGIC
     growth = facts[HEAD_GROWTH]
     is_ipv6 = load_i32(record + _SYS_FLAG_FIELD) & SYS_BORN_HOST_IPV6
     born_growth = _STORE_TIME_GROWTH if is_ipv6 else 0
     if load_i64(record + _STORE_TIME_FIELD + born_growth) != rules[NOW_MS]:
-        return _STORE_TIME
+        return Complaint.STORE_TIME
     if load_i64(record + _PREPARED_FIELD + growth) != 0:
-        return _PREPARED
+        return Complaint.PREPARED_OFFSET
     if facts[OUT_COUNT] != 1 or facts[OUT_MS] < 0:
-        return _OUT_TIME
+        return Complaint.OUT_TIME
     if facts[FORBIDDEN_COUNT] != 0:
-        return _FORBIDDEN
+        return Complaint.FORBIDDEN_PROPERTY
     if facts[RECORD_CRC_AT] != 0 and not _is_record_crc(record, size, facts):
-        return _RECORD_CRC
+        return Complaint.RECORD_CRC
     tags_hash = java_hash_utf8(facts[TAGS_AT], facts[TAGS_BYTES])
     if tags_hash not in (NOT_UTF8, load_i64(entry + _TARGET_TAGS_HASH)):
-        return _TAGS_CODE
+        return Complaint.TAGS_CODE
     topic_hash = java_hash_utf8(facts[REAL_TOPIC_AT], facts[REAL_TOPIC_BYTES])
     if topic_hash not in (NOT_UTF8, load_i32(entry + _TARGET_UNIT_TOPIC_HASH)):
-        return _TOPIC_HASH
+        return Complaint.TOPIC_HASH
     slot_ms = load_i64(entry + _TARGET_SLOT_TIME)
     return _placing(facts[OUT_MS], slot_ms, load_i32(entry + _TARGET_UNIT_FLAGS), rules)
 
@@ -230,7 +215,7 @@ def digest_target(
         record = buffer + (log_offset - buffer_offset)
         complaint = read_record(record, size, seed, hashes, facts)
         if is_readable(complaint):
-            if complaint == _NONE:
+            if complaint == Complaint.NONE:
                 complaint = _target_complaint(entry, record, size, rules, facts)
             keep_digest(digests, number - first, hashes, facts[OUT_MS], complaint)
             queue_id = facts[REAL_QUEUE_ID]
@@ -274,15 +259,19 @@ def digest_source(
         complaint = read_record(record, size, seed, hashes, facts)
         if is_readable(complaint):
             queue_id = load_i32(entry + _SOURCE_QUEUE_ID)
-            if complaint == _NONE:
+            if complaint == Complaint.NONE:
                 complaint = bookkeeping(record, _SOURCE_TOPIC, queue_id, log_offset, facts)
-            if complaint == _NONE and facts[DELAY] != queue_id + 1:
-                complaint = _DELAY
+            if complaint == Complaint.NONE and facts[DELAY] != queue_id + 1:
+                complaint = Complaint.DELAY
             stated_offset = load_i64(record + QUEUE_OFFSET_FIELD)
-            if complaint == _NONE and stated_offset != load_i64(entry + _SOURCE_QUEUE_OFFSET):
-                complaint = _WRONG_QUEUE_OFFSET
+            if complaint == Complaint.NONE and stated_offset != load_i64(
+                entry + _SOURCE_QUEUE_OFFSET
+            ):
+                complaint = Complaint.QUEUE_OFFSET
             if len(topics) and hashes[TOPIC_KEY] not in topics:
-                complaint = _LEFT_OUT
-            keep_digest(digests, number - first, hashes, load_i64(entry + _SOURCE_OUT), _NONE)
+                complaint = Complaint.LEFT_OUT
+            keep_digest(
+                digests, number - first, hashes, load_i64(entry + _SOURCE_OUT), Complaint.NONE
+            )
         complaints[number - first] = complaint
     return last

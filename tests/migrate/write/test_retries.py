@@ -212,7 +212,7 @@ def test_an_attempt_at_an_index_file_that_comes_late_reaches_no_file_of_the_stor
 
     def late(rows: TargetRows, staging: Staging, *rest: Any) -> None:
         def placed() -> dict[Path, int]:
-            below = [*staging.store.path.rglob("*"), *staging.tables.glob("*")]
+            below = staging.store.path.rglob("*")
             return {path: path.stat().st_ino for path in below}
 
         before, stage = placed(), IndexStage.of(rows, staging)
