@@ -21,7 +21,7 @@ from message_store.format.properties import CANCELLED_OFFSET, TIMER_DELETE_UNIQU
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS, is_of_cancel
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_FLAG, MARKER_TAGS, is_of_cancel
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.record_kernel import KEY_ONE
 from timer_wheel.timers.rows import Bools, TimerFacts
@@ -235,6 +235,7 @@ def marker_for(
         tags=MARKER_TAGS,
         queue_id=real_queue_id(message),
         unique_key=key,
+        flag=MARKER_FLAG,
     )
     properties = [(TIMER_DELETE_UNIQUE_KEY, text)]
     if target.first_offset >= 0:

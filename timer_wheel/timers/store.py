@@ -104,9 +104,10 @@ class TimerStore(EngineOnFiles, ABC):
             alias = self._intake.settings.start_deliver_time_alias
             asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
             self._knows_next_due = False
+            receipt = self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
             if asked.kept:
                 self._may_be_a_marker()
-            return self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
+            return receipt
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many messages, or none when one of them cannot be kept. Raises ValueError where the
@@ -277,7 +278,7 @@ class TimerStore(EngineOnFiles, ABC):
 
     @abstractmethod
     def _may_be_a_marker(self) -> None:
-        """What is stored next may take another message back."""
+        """What was stored may cancel other messages."""
 
     @abstractmethod
     def _place_queued(self) -> None:

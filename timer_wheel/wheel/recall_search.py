@@ -167,12 +167,11 @@ def _has_all_flushed(timers: LiveTimers) -> bool:
     return own is not None and own.is_known and timers.log.end >= own.flushed_position
 
 
-def note_what_is_damaged(timers: LiveTimers) -> None:
-    """After a crash: note what has no unit and cannot be read, and delete markers in the queue that
-    take back nothing; a cancel only makes one where a message waits that it takes. Where markers
-    from before the last flush have no unit, retention may have deleted what they took back.
+def note_what_is_damaged(timers: LiveTimers, rest: Unplaced) -> None:
+    """After a crash: note what has no unit (``rest``) and cannot be read, and delete markers there
+    that take back nothing; a cancel only makes one where a message waits that it takes. Where
+    markers from before the last flush have no unit, retention may have deleted what they took back.
     """
-    rest = timers.unplaced(EVERYTHING, keys=True)
     rows, facts, log = rest.rows, rest.facts, timers.store.log
     lost = [
         LostMessage(int(rows.commit_log_offset[row]), str(error))
