@@ -74,6 +74,11 @@ CHECK_BEYOND = warning(
     " and skip the entries until then",
     "use 5.3.2 or newer for the first start",
 )
+CHECK_DAMAGED = error(
+    "timercheck-damaged",
+    "a broker believes it: messages of the wheel are lost or duplicated",
+    "open the store with WheelStore, which knows what was written, and close it",
+)
 READ_AHEAD = error(
     "timercheck-ahead",
     "the wheel's hand is in the future: slots before it are never read, their messages are lost",
@@ -195,6 +200,8 @@ def _places(state: WheelState) -> NDArray[np.int64]:
 def _time(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     """The hand, and what it will no longer reach."""
     state, now_ms = files.state, snapshot.now_ms
+    if state.checkpoint_damage is not None:
+        yield CHECK_DAMAGED.at("config/timercheck", "its numbers are not those that were written")
     ring_ms = (SLOTS_TOTAL - MARGIN_SLOTS) * state.precision_ms
     hand_ms = state.checkpoint.last_read_time_ms
     slot_ms = files.units.slot_time_ms
@@ -234,20 +241,15 @@ def _queue(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     if noted > queue.queue_max:
         problem = f"queue offset {noted:,}, where the queue ends at {queue.queue_max:,}"
         yield CHECK_BEYOND.at("config/timercheck", problem)
-    placed = files.units.units["commit_log_offset"].astype(np.int64)
-    rest = queue.slice(state.resume_queue_offset, queue.queue_max)
-    again = np.isin(rest.commit_log_offset, placed)
-    if again.any() and not snapshot.is_dirty:
-        problem = counted(int(again.sum()), "entry", "entries")
+    if state.placed_again_count:
+        problem = counted(state.placed_again_count, "entry", "entries")
         problem = f"on the wheel already: {problem} from {state.resume_queue_offset:,} on"
         yield PLACED_AGAIN.at("config/timercheck", problem)
     if state.timeline is None:  # which else has taken them
-        yield from _lost_entries(snapshot, files, placed)
+        yield from _lost_entries(snapshot, files)
 
 
-def _lost_entries(
-    snapshot: StoreSnapshot, files: WheelFiles, placed: NDArray[np.int64]
-) -> Iterator[Finding]:
+def _lost_entries(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     """Pending entries without a unit before the place where placing resumes. Cancelled messages and
     their delete markers need none: a wheel of another width or engine has no units of either.
     """
@@ -256,7 +258,7 @@ def _lost_entries(
     units = done.units
     is_there = is_filled(units) & ~done.is_pre_blank
     is_there &= done.commit_log_offset >= snapshot.log.min_offset
-    is_there &= ~np.isin(done.commit_log_offset, placed)
+    is_there &= ~np.isin(done.commit_log_offset, files.units.units["commit_log_offset"])
     rows = np.flatnonzero(is_there)[-LOOKED_AT:]
     offsets, sizes = done.commit_log_offset[rows].tolist(), done.size_bytes[rows].tolist()
     since_ms = max(state.read_time_ms, snapshot.now_ms)

@@ -22,7 +22,7 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
-from timer_wheel.format.checkpoint import read_timer_checkpoint
+from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import NO_SLOTS, SLOT, WheelSlots, all_slots, read_wheel
 from timer_wheel.format.wheel_math import (
@@ -247,6 +247,8 @@ def read_wheel_store(
         blocking_queue_offsets=left.blocking_queue_offsets,
         shared_positions=shared_positions,
         timeline=left.timeline,
+        placed_again_count=left.placed_again_count,
+        checkpoint_damage=checkpoint_damage(root, now_ms),
     )
 
 
