@@ -100,6 +100,11 @@ def blocked(builder: WheelStoreBuilder) -> None:
     builder.put(SOON_MS)
 
 
+def garbled(root: Path) -> None:
+    log = root / "commitlog" / ("0" * 20)
+    log.write_bytes(log.read_bytes().replace(b"body", b"bodz", 1))
+
+
 def skipped(builder: WheelStoreBuilder) -> None:
     builder.put(SOON_MS)
     builder.put_and_place(SOON_MS + 9_000)
@@ -159,6 +164,7 @@ CASES = [
         says="before the log's beginning",
         make=then(wheel(count=30), lambda root: (root / "commitlog" / ("0" * 20)).unlink()),
     ),
+    Case(code="timer-body-damaged", make=then(wheel(), garbled), says="1 record: timer log 0"),
     Case(
         code="timer-queue-blocked",
         make=wheel(blocked, last_queue_offset=3),
