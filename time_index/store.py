@@ -18,6 +18,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
+from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
@@ -227,14 +228,9 @@ class TimeIndexStore(EngineOnFiles):
         """Cancel the message of a receipt, or all that a handle names."""
         handle, first_offset = named_by(receipt)
         with self._use():
-            if handle.broker_name != self.live.settings.broker_name:
-                return Cancellation.NEVER_EXISTED
-            self.live.log.require_unbroken()
-            self._index.place_queued()
-            named = Named(handle, first_offset)
-            messages = named.pending(self._index)
-            if not messages:
-                return named.fate(self._index)
+            messages = self._named(handle, first_offset)
+            if isinstance(messages, Cancellation):
+                return messages
             for message in messages:
                 with self.live.all_or_broken():
                     self._intake.cancel(message, handle.due_ms, self.live.clock.now_ms())
@@ -248,14 +244,9 @@ class TimeIndexStore(EngineOnFiles):
         """
         handle, first_offset = named_by(receipt)
         with self._use():
-            if handle.broker_name != self.live.settings.broker_name:
-                return Cancellation.NEVER_EXISTED
-            self.live.log.require_unbroken()
-            self._index.place_queued()
-            named = Named(handle, first_offset)
-            messages = named.pending(self._index)
-            if not messages:
-                return named.fate(self._index)
+            messages = self._named(handle, first_offset)
+            if isinstance(messages, Cancellation):
+                return messages
             if len(messages) > 1:
                 raise SharedKeyError(len(messages), handle.topic, handle.unique_key)
             [message] = messages
@@ -266,6 +257,19 @@ class TimeIndexStore(EngineOnFiles):
                 moved = self._intake.reschedule(older, message, due, now_ms)
                 self._index.take_out(bucket_of(handle.due_ms), int64s([at]))
             return moved
+
+    def _named(
+        self, handle: RecallHandle, first_offset: int | None
+    ) -> list[StoredMessage] | Cancellation:
+        """The pending messages that a receipt or a handle names; where none is, what became of
+        them.
+        """
+        if handle.broker_name != self.live.settings.broker_name:
+            return Cancellation.NEVER_EXISTED
+        self.live.log.require_unbroken()
+        self._index.place_queued()
+        named = Named(handle, first_offset)
+        return named.pending(self._index) or named.fate(self._index)
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""

@@ -8,12 +8,9 @@ form the text of a marker has, it counts: that is what whoever recalled wanted. 
 made names its own key; if it names another, one of the two is damaged, and it takes nothing.
 """
 
-from contextlib import suppress
-
 import attrs
 import numpy as np
 
-from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
@@ -163,8 +160,8 @@ def are_of_cancel(log: LiveLog, offsets: Int64s, sizes: Int64s, asked: Bools) ->
     """
     found = np.zeros(len(asked), bool)
     for row in np.flatnonzero(asked).tolist():
-        with suppress(FormatError):
-            found[row] = is_of_cancel(log.record(int(offsets[row]), int(sizes[row])))
+        record = log.readable_record(int(offsets[row]), int(sizes[row]))
+        found[row] = record is not None and is_of_cancel(record)
     return found
 
 
