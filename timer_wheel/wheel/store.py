@@ -200,14 +200,16 @@ class WheelStore(TimerStore):
             self._marks = find_markers(self._timers, self._timers.wheel.hand_ms)
         return self._marks
 
-    def _may_be_a_marker(self) -> None:
+    def _marker_is_stored(self) -> None:
         self._marks = None
         self._place_marker()
 
     def _place_marker(self) -> None:
         timers, now_ms = self._timers, self._clock.now_ms()
         timers.place_queued(now_ms)
-        place_markers(timers, timers.unplaced(EVERYTHING, keys=True), now_ms, self._recall_marks)
+        if timers.placed_end < timers.queue.max_offset:
+            rest = timers.unplaced(EVERYTHING, keys=True)
+            place_markers(timers, rest, now_ms, self._recall_marks)
 
     # --- what waits -------------------------------------------------------------------------------
 
