@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store import AtMs, ManualClock, Message
+from message_store import AtMs, ManualClock, Message, Pending
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.check.snapshot import CheckOptions
@@ -53,8 +53,9 @@ def test_a_flipped_bit_of_a_checkpoint_neither_hides_nor_doubles_what_is_pending
         problems = inspect_store(store, now_ms=NOW_MS).problems
         found = {each.code for each in check_store(store, CheckOptions(now_ms=NOW_MS)).findings}
         if "timercheck-damaged" not in found:
-            listed = Counter(each.unique_key for each in pending_messages(store, now_ms=NOW_MS))
-            assert listed == wanted, bit
+            listed = pending_messages(store, now_ms=NOW_MS)
+            keys = Counter(each.unique_key for each in listed if isinstance(each, Pending))
+            assert keys == wanted, bit
             continue
         refused += 1
         for look in (
