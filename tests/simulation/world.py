@@ -394,6 +394,8 @@ class World:
         lives = self.account.lives
         cancelled = {life.name for life in lives if life.may == {CANCELLED}}
         cancelled -= {life.name for life in lives if life.may != {CANCELLED}}
+        if is_power_cut:  # which may take the marker's unit, and leave its entry
+            cancelled.clear()
         found = {*view.keys, *look(self.clock.now_ms() + _LATE_MS).keys} if cancelled else set()
         self.require([f"cancelled, a broker delivers it: {name}" for name in cancelled & found])
         names = {life.name for life in lives if life.was_cancelled}

@@ -150,13 +150,17 @@ def _open(
         timers.believe(waiting)
     elif not store.repeats:
         _account(timers)
+    has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
         rest = timers.unplaced(EVERYTHING, keys=True)
         note_what_is_damaged(timers, rest)
-        place_markers(timers, rest, store.clock.now_ms(), lambda: _markers(timers))
+        has_markers = bool(rest.facts.is_marker.any())
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt or was_cut)
+    if has_markers:  # the checkpoint says durably where the timer log ends, before more is appended
+        rest = timers.unplaced(EVERYTHING, keys=True)
+        place_markers(timers, rest, store.clock.now_ms(), lambda: _markers(timers))
     timers.is_open()
     return timers, settings
 
