@@ -275,7 +275,7 @@ CASES = [
     Case(
         code="target-incomplete",
         make=target(lambda root: log_file(root, 1).unlink()),
-        says="files are missing",
+        says="leads out of the commit log's files",
     ),
     Case(
         code="target-incomplete",
