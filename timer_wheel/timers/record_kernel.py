@@ -273,7 +273,7 @@ def read_timer_records(
                 out_ms = slot_of_older(out_ms, older_widths_ms, number, precision_ms)
         facts[OUT_MS, row] = out_ms
         if wants_keys:
-            if facts[IS_MARKER, row] != ODD_MARKER:  # nobody knows which of its keys is damaged
+            if facts[IS_MARKER, row] <= MARKER:  # nobody knows which of its keys is damaged
                 _tell_key(spots, out_ms // precision_ms, facts, row)
             key, key_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]
             facts[ID, row] = np.int64(hash_bytes(key, key_bytes, ID_SEED)) if key_bytes else 0
