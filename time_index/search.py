@@ -4,12 +4,10 @@ became of them.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import attrs
 import numpy as np
 
-from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
@@ -38,7 +36,7 @@ def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[Pending]:
         columns = units.due_ms.tolist(), units.offsets.tolist(), units.sizes.tolist()
         for due_ms, offset, size_bytes in zip(*columns, strict=True):
             with index.store.reading():
-                message = _record(log, offset, size_bytes)
+                message = log.readable_record(offset, size_bytes)
             if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
 
@@ -53,13 +51,6 @@ def _may_pass(log: LiveLog, units: Units, wanted: WaitingFilter) -> Bools:
         if wanted.unique_key is not None:
             chosen &= facts.key_hash == key_hash(wanted.unique_key)
     return chosen
-
-
-def _record(log: LiveLog, offset: int, size_bytes: int) -> StoredMessage | None:
-    """The record there; None where it is damaged or gone, which is told when it is due."""
-    with suppress(FormatError):
-        return log.record(offset, size_bytes)
-    return None
 
 
 @attrs.frozen(eq=False)
@@ -106,7 +97,7 @@ class Named:
         topic, key = self.handle.topic, self.handle.unique_key
         units = units.rows(_may_pass(log, units, WaitingFilter(topic=topic, unique_key=key)))
         pairs = zip(units.offsets.tolist(), units.sizes.tolist(), strict=True)
-        messages = (_record(log, offset, size_bytes) for offset, size_bytes in pairs)
+        messages = (log.readable_record(offset, size_bytes) for offset, size_bytes in pairs)
         return [
             message
             for message in messages

@@ -226,12 +226,7 @@ class StoredBatch:
         return find_property_column(self.properties_text, name)
 
 
-def decode_batch(
-    buffer: Buffer | NDArray[np.uint8],
-    positions: Int64s,
-    *,
-    check_crc: bool = True,
-) -> StoredBatch:
+def decode_batch(buffer: Buffer | NDArray[np.uint8], positions: Int64s) -> StoredBatch:
     """The records at these byte positions (int64, one dimension) of a buffer.
 
     The byte columns point into the buffer. Raises FormatError, as the scalar codec does, for the
@@ -248,9 +243,9 @@ def decode_batch(
     for place, span in enumerate(spans.values()):
         base = len(NUMBER_COLUMNS) + 3 * place
         table[base + 1 : base + 3] = [address_of(column) for column in span]
-    bad = read_records(address_of(data), data.size, places, table, check_crc)
+    bad = read_records(address_of(data), data.size, places, table)
     if bad >= 0:
-        decode_message_at(data.data, int(places[bad]), check_crc=check_crc)
+        decode_message_at(data.data, int(places[bad]))
         raise AssertionError("the two codecs disagree about what a record is")
     found: dict[str, Any] = {name: ByteColumn(data, *span) for name, span in spans.items()}
     return StoredBatch(**found, **numbers)

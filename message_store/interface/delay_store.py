@@ -318,7 +318,9 @@ class DelayStore(Protocol):
 
         ``CANCELLED`` means that it will not be delivered, also after a kill; so it is the answer to
         a second call too. A handle cannot tell messages apart that share topic, promised time and
-        unique key, and takes all of them back. Raises BadFieldError for text that is no handle.
+        unique key, and takes all of them back. A message whose record is damaged counts as one that
+        never existed: it is not pending, and when it is due ``undelivered`` tells of it. Raises
+        BadFieldError for text that is no handle.
         """
 
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:

@@ -148,9 +148,7 @@ def _put_part(table: Int64s, column: int, row: int, place: int, parts: int, part
 
 
 @inline_kernel
-def _read_record(
-    buffer: int, end: int, place: int, row: int, table: Int64s, parts: int, check_crc: bool
-) -> bool:
+def _read_record(buffer: int, end: int, place: int, row: int, table: Int64s, parts: int) -> bool:
     """The record at ``place`` of what ends at ``end``; False when anything about it is wrong."""
     if place < 0 or end - place < SMALLEST_RECORD_BYTES:
         return False
@@ -159,7 +157,7 @@ def _read_record(
     magic = load_i32(record + AT_MAGIC)
     if not SMALLEST_RECORD_BYTES <= size <= end - place or magic not in (MAGIC_V1, MAGIC_V2):
         return False
-    if not find_parts(record, size, parts) or (check_crc and not body_is_whole(record, parts)):
+    if not find_parts(record, size, parts) or not body_is_whole(record, parts):
         return False
     topic = record + load_native(parts + 8 * TOPIC_AT)
     if not _is_utf8(topic, load_native(parts + 8 * TOPIC_BYTES)):
@@ -171,10 +169,8 @@ def _read_record(
     return True
 
 
-@kernel("int64(int64, int64, int64[::1], int64[::1], boolean)")
-def read_records(
-    buffer: int, length: int, positions: Int64s, table: Int64s, check_crc: bool
-) -> int:
+@kernel("int64(int64, int64, int64[::1], int64[::1])")
+def read_records(buffer: int, length: int, positions: Int64s, table: Int64s) -> int:
     """Fill the columns from the records at these places of a buffer.
 
     Returns -1, or the first row that is no record; the columns are then of no use.
@@ -182,6 +178,6 @@ def read_records(
     parts = np.zeros(PARTS, np.int64)
     for row in range(len(positions)):
         place = positions[row]
-        if not _read_record(buffer, length, place, row, table, parts.ctypes.data, check_crc):
+        if not _read_record(buffer, length, place, row, table, parts.ctypes.data):
             return row
     return -1

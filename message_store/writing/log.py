@@ -269,6 +269,13 @@ class LiveLog:
             )
         return message
 
+    def readable_record(self, offset: int, size_bytes: int) -> StoredMessage | None:
+        """The same record; None where it is damaged or gone, of which is told when it is due."""
+        try:
+            return self.record(offset, size_bytes)
+        except FormatError:
+            return None
+
     def next_record(self, offset: int) -> int:
         """Where the first whole record begins at or behind ``offset``; -1 when there is none."""
         place = offset + _MAGIC_AT

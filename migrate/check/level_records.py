@@ -141,7 +141,7 @@ def check_level_records(snapshot: StoreSnapshot) -> Iterator[Finding]:
 
 
 class _LevelRecords(RecordWalk):
-    no_record, other_size, checks_crc = UNREADABLE, STRANGE, True
+    no_record, other_size, other_body = UNREADABLE, STRANGE, UNREADABLE
 
     def __init__(self, snapshot: StoreSnapshot) -> None:
         self.rows: LevelRows = snapshot.level_rows

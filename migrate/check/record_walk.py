@@ -18,7 +18,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.interface.finding_rules import FindingRule
 from migrate.check.snapshot import StoreSnapshot
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
-from migrate.source.record_reader import Chunk, read_chunks
+from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.table.pending_batches import decode_chunk
 from migrate.write.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
 
@@ -54,7 +54,7 @@ class RecordWalk:
 
     no_record: ClassVar[FindingRule]
     other_size: ClassVar[FindingRule]
-    checks_crc: ClassVar[bool]
+    other_body: ClassVar[FindingRule]
 
     def __init__(
         self,
@@ -88,10 +88,11 @@ class RecordWalk:
 
     def _walk_chunk(self, chunk: Chunk) -> None:
         sizes = self.size_bytes[chunk.first : chunk.end]
-        decoded = decode_chunk(chunk, sizes, check_crc=self.checks_crc)
+        decoded = decode_chunk(chunk, sizes)
         for row, problem in decoded.problems.items():
-            is_record = row in decoded.other_sizes and self._is_record(chunk, row)
-            self.note(self.other_size if is_record else self.no_record, chunk.first + row, problem)
+            rule = self.other_size if row in decoded.other_sizes else self.other_body
+            rule = rule if _is_record(chunk, row) else self.no_record
+            self.note(rule, chunk.first + row, problem)
         if not len(decoded.rows):
             return
         batch, rows = decoded.batch, chunk.first + decoded.rows
@@ -99,19 +100,22 @@ class RecordWalk:
         for index in np.flatnonzero(self.unusual(batch, rows)).tolist():
             self._look_at(batch.message(index), int(rows[index]))
 
-    def _is_record(self, chunk: Chunk, row: int) -> bool:
-        """Whether a record lies there, of whatever size."""
-        try:
-            address = int(chunk.buffer_offsets[row])
-            decode_message_at(chunk.buffer.data, address, check_crc=self.checks_crc)
-        except FormatError:
-            return False
-        return True
-
     def _look_at(self, message: StoredMessage, row: int) -> None:
         for rule, what in self.broken_rules(message, row):
             self.note(rule, row, what)
             return
+
+
+def _is_record(chunk: Chunk, row: int) -> bool:
+    """Whether a record lies there, of whatever size, and with whatever body."""
+    address = int(chunk.buffer_offsets[row])
+    if address == NOT_THERE:
+        return False
+    try:
+        decode_message_at(chunk.buffer.data, address, check_crc=False)
+    except FormatError:
+        return False
+    return True
 
 
 def undeliverable(topics: ByteColumn) -> NDArray[np.bool_]:

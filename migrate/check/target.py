@@ -7,6 +7,7 @@ from typing import Any
 from legacy_levels.engine.state import SkippedMessages
 from message_store.base.errors import SourceError
 from message_store.base.printable import counted, when
+from message_store.files.config_files import read_topics
 from message_store.files.notes import NoteFile
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
@@ -16,8 +17,9 @@ from migrate.changes.note import unfinished_change
 from migrate.check.files import SIZE_SETTINGS
 from migrate.check.snapshot import StoreSnapshot
 from migrate.quarantine.kept import Quarantine, find_quarantine
-from migrate.report.finished_target import UNFINISHED, unfinished_reason
-from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_settings
+from migrate.report.finished_target import UNFINISHED, unfinished_reason, was_converted_in_place
+from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker, read_settings
+from migrate.report.whole_target import require_whole
 from migrate.settings import TargetSettings
 from migrate.write.publishing import is_stub
 from time_index.lost_messages import lost_messages_of
@@ -27,6 +29,11 @@ TARGET_UNFINISHED = error(
     "target-unfinished",
     "a broker does not start on it",
     "repeat what was stopped: the same convert command, or the same write",
+)
+TARGET_INCOMPLETE = error(
+    "target-incomplete",
+    "messages of the conversion are lost, or their topics have no route",
+    "convert the source again",
 )
 TARGET_OPENED = info(
     "target-opened",
@@ -111,6 +118,21 @@ def check_target(snapshot: StoreSnapshot) -> Iterator[Finding]:
         problem += " older than the conversion that wrote the log"
         yield TARGET_COPIED.at(snapshot.relative(old[0].path), problem)
     yield from _expired(snapshot)
+    if not was_converted_in_place(root):
+        yield from _incomplete(root, made)
+
+
+def _incomplete(root: StoreRoot, made: ConversionSettings) -> Iterator[Finding]:
+    """Files that are not there or not whole, and topics that no client is led to."""
+    marker = read_marker(root)
+    try:
+        require_whole(root, made, int(marker.get("converted", 0)))
+    except SourceError as error:
+        yield TARGET_INCOMPLETE.at(root.path, str(error.__cause__))
+    missing = sorted(set(marker.get("topics", ())) - read_topics(root.path).keys())
+    if missing:
+        problem = f"{counted(len(missing), 'topic')} with pending messages not there"
+        yield TARGET_INCOMPLETE.at("config/topics.json", f"{problem}, first {missing[0]!r}")
 
 
 def _settings(snapshot: StoreSnapshot, made: ConversionSettings) -> Iterator[Finding]:

@@ -41,6 +41,11 @@ ELSEWHERE = error(
     " (5.5.0 after a replica was cut)",
     "take the commit log from a backup",
 )
+BODY_DAMAGED = error(
+    "timer-body-damaged",
+    "a broker delivers the damaged bodies; if it recovers its log there, it cuts the log",
+    _AGAIN,
+)
 NO_DESTINATION = error(
     "timer-no-destination",
     "the wheel stands still at their slot for ever, also after a restart (unless"
@@ -123,7 +128,7 @@ def check_timer_records(snapshot: StoreSnapshot) -> Iterator[Finding]:
 
 
 class _TimerRecords(RecordWalk):
-    no_record, other_size, checks_crc = ELSEWHERE, ELSEWHERE, False
+    no_record, other_size, other_body = ELSEWHERE, ELSEWHERE, BODY_DAMAGED
 
     def __init__(self, snapshot: StoreSnapshot, state: WheelState) -> None:
         pending = state.pending

@@ -45,6 +45,12 @@ SLOT_NOWHERE = error(
     "a broker finds no unit there: the messages of these slots are lost",
     "take timerwheel and timerlog from one backup, or convert the source again",
 )
+LINK_BROKEN = error(
+    "timer-link-broken",
+    "a broker finds a slot's messages by the links between their units: these are lost",
+    "open the store with WheelStore, which puts links right, and close it; or take the timer log"
+    " from a backup",
+)
 UNIT_EXPIRED = error(
     "timer-expired",
     "a broker drops them silently: retention has deleted their records",
@@ -73,6 +79,11 @@ CHECK_BEYOND = warning(
     "brokers from 5.3.2 on set it to the queue's end; older ones wait until the queue is as long,"
     " and skip the entries until then",
     "use 5.3.2 or newer for the first start",
+)
+CHECK_DAMAGED = error(
+    "timercheck-damaged",
+    "a broker believes it: messages of the wheel are lost or duplicated",
+    "open the store with WheelStore, which knows what was written, and close it",
 )
 READ_AHEAD = error(
     "timercheck-ahead",
@@ -177,14 +188,26 @@ def _slots(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
         problem = counted(int(dead.sum()), "slot leads", "slots lead")
         yield SLOT_NOWHERE.at(where, f"{problem} to no unit of the timer log")
     is_read_whole = files.rescanned_from <= min(units.file_starts.tolist(), default=0)
-    if is_read_whole or snapshot.is_running:  # a second reading sees a later moment
+    if snapshot.is_running:  # a second reading sees a later moment
         return
-    whole = snapshot.read_wheel(whole_log=True)
-    known = _places(state)
-    lost = np.setdiff1d(_places(whole), known)
+    whole = state if is_read_whole else snapshot.read_wheel(whole_log=True)
+    if not snapshot.is_dirty:  # else what was dealt with is left out
+        yield from _links(snapshot, files, whole)
+    lost = np.setdiff1d(_places(whole), _places(state))
     if len(lost):
         problem = counted(len(lost), "message is", "messages are")
         yield WHEEL_STALE.at("timerwheel", f"{problem} in the timer log, and no slot leads there")
+
+
+def _links(snapshot: StoreSnapshot, files: WheelFiles, whole: WheelState) -> Iterator[Finding]:
+    """Units of slots to come that are in no chain."""
+    offsets = files.units.units["commit_log_offset"].astype(np.int64)
+    is_ahead = files.units.slot_time_ms >= whole.read_time_ms
+    is_ahead &= offsets >= snapshot.log.min_offset
+    unreached = np.setdiff1d(offsets[is_ahead], _places(whole))
+    if len(unreached):
+        problem = counted(len(unreached), "unit is", "units are")
+        yield LINK_BROKEN.at("timerlog", f"{problem} in slots to come, and no link leads there")
 
 
 def _places(state: WheelState) -> NDArray[np.int64]:
@@ -195,6 +218,8 @@ def _places(state: WheelState) -> NDArray[np.int64]:
 def _time(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     """The hand, and what it will no longer reach."""
     state, now_ms = files.state, snapshot.now_ms
+    if state.checkpoint_damage is not None:
+        yield CHECK_DAMAGED.at("config/timercheck", "its numbers are not those that were written")
     ring_ms = (SLOTS_TOTAL - MARGIN_SLOTS) * state.precision_ms
     hand_ms = state.checkpoint.last_read_time_ms
     slot_ms = files.units.slot_time_ms
@@ -234,20 +259,15 @@ def _queue(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     if noted > queue.queue_max:
         problem = f"queue offset {noted:,}, where the queue ends at {queue.queue_max:,}"
         yield CHECK_BEYOND.at("config/timercheck", problem)
-    placed = files.units.units["commit_log_offset"].astype(np.int64)
-    rest = queue.slice(state.resume_queue_offset, queue.queue_max)
-    again = np.isin(rest.commit_log_offset, placed)
-    if again.any() and not snapshot.is_dirty:
-        problem = counted(int(again.sum()), "entry", "entries")
+    if state.placed_again_count:
+        problem = counted(state.placed_again_count, "entry", "entries")
         problem = f"on the wheel already: {problem} from {state.resume_queue_offset:,} on"
         yield PLACED_AGAIN.at("config/timercheck", problem)
     if state.timeline is None:  # which else has taken them
-        yield from _lost_entries(snapshot, files, placed)
+        yield from _lost_entries(snapshot, files)
 
 
-def _lost_entries(
-    snapshot: StoreSnapshot, files: WheelFiles, placed: NDArray[np.int64]
-) -> Iterator[Finding]:
+def _lost_entries(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     """Pending entries without a unit before the place where placing resumes. Cancelled messages and
     their delete markers need none: a wheel of another width or engine has no units of either.
     """
@@ -256,7 +276,7 @@ def _lost_entries(
     units = done.units
     is_there = is_filled(units) & ~done.is_pre_blank
     is_there &= done.commit_log_offset >= snapshot.log.min_offset
-    is_there &= ~np.isin(done.commit_log_offset, placed)
+    is_there &= ~np.isin(done.commit_log_offset, files.units.units["commit_log_offset"])
     rows = np.flatnonzero(is_there)[-LOOKED_AT:]
     offsets, sizes = done.commit_log_offset[rows].tolist(), done.size_bytes[rows].tolist()
     since_ms = max(state.read_time_ms, snapshot.now_ms)

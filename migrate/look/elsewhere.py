@@ -46,7 +46,8 @@ def _in_levels(root: StoreRoot, _now_ms: int) -> int:
 
 def _on_wheel(root: StoreRoot, now_ms: int) -> int:
     after_crash = not root.was_stopped_cleanly
-    return len(read_wheel_store(root, now_ms=now_ms, after_crash=after_crash).pending)
+    state = read_wheel_store(root, now_ms=now_ms, after_crash=after_crash)
+    return len(state.require_sound().pending)
 
 
 def _in_time_index(root: StoreRoot, _now_ms: int) -> int:

@@ -286,7 +286,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
         topic_in_delete_key=None,
         after_crash=not store.was_stopped_cleanly,
     )
-    timers = wheel.pending
+    timers = wheel.require_sound().pending
     on_wheel = _Rows(
         level=np.full(len(timers), NO_LEVEL, np.int64),
         queue_offset=np.full(len(timers), NOT_IN_A_LEVEL_QUEUE, np.int64),

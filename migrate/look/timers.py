@@ -121,6 +121,7 @@ def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> Tim
 
 
 def _wheel_problems(state: WheelState) -> Iterator[str]:
+    yield from state.doubts
     if state.expired_count:
         units = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
         yield f"{units} to what retention has deleted: those messages are lost"

@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from message_store.base.clock import SystemClock
 from message_store.base.errors import (
     DelayStoreError,
     FormatError,
     MigrationError,
     OptionsError,
     RefusedStoresError,
+    SourceError,
 )
 from message_store.base.printable import counted
 from message_store.files.array_room import new_array, row_blocks
@@ -43,7 +45,7 @@ from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.log_file import SourceShare
 from time_index.reading import pending_in_time_index
-from timer_wheel.format.checkpoint import read_timer_checkpoint
+from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 _COMPARED = ("size_bytes", "level", "due_ms")
@@ -70,11 +72,14 @@ def waiting_in_wheel(source: StoreRoot) -> int:
 
     Counts what the wheel had not delivered when its hand last moved. The store may be older than a
     wheel is long, and a broker that starts today would no longer reach all of it. A queue that was
-    in RocksDB may be lost where the wheel is not.
+    in RocksDB may be lost where the wheel is not. Raises SourceError where the checkpoint of the
+    wheel is damaged: it may say that nothing waits.
     """
     may_be_lost = queue_database(source.path) is not None and is_present(source.timer_wheel)
     if not is_directory(source.timer_queue()) and not may_be_lost:
         return 0
+    if (damage := checkpoint_damage(source, SystemClock().now_ms())) is not None:
+        raise SourceError(damage)
     wheel = read_wheel_store(
         source,
         now_ms=read_timer_checkpoint(source).last_read_time_ms,

@@ -159,12 +159,7 @@ def _key_lists(column: ByteColumn) -> pa.Array:
     return pc.if_else(is_empty, pa.scalar(None, lists.type), lists).cast(KEYS_TYPE)
 
 
-def decode_chunk(
-    chunk: Chunk,
-    size_bytes: NDArray[np.int32] | NDArray[np.int64],
-    *,
-    check_crc: bool = True,
-) -> DecodedChunk:
+def decode_chunk(chunk: Chunk, size_bytes: NDArray[np.int32] | NDArray[np.int64]) -> DecodedChunk:
     """Decode the records of a chunk in bulk; ``size_bytes`` is what their entries say, a row each.
 
     Only where the bulk codec finds damage is every record decoded by itself.
@@ -180,17 +175,17 @@ def decode_chunk(
         problems[row] = f"a length of {size} where the queue says {size_bytes[row]}"
     rows = rows[is_right]
     try:
-        batch = decode_batch(data, chunk.buffer_offsets[rows], check_crc=check_crc)
+        batch = decode_batch(data, chunk.buffer_offsets[rows])
     except FormatError:
         good = []
         for row in rows.tolist():
             try:
-                decode_message_at(data.data, int(chunk.buffer_offsets[row]), check_crc=check_crc)
+                decode_message_at(data.data, int(chunk.buffer_offsets[row]))
                 good.append(row)
             except FormatError as error:
                 problems[row] = error.problem
         rows = np.array(good, np.int64)
-        batch = decode_batch(data, chunk.buffer_offsets[rows], check_crc=check_crc)
+        batch = decode_batch(data, chunk.buffer_offsets[rows])
     return DecodedChunk(batch, rows, problems, frozenset(other_sizes))
 
 

@@ -266,7 +266,8 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         topic_in_delete_key=None,
         after_crash=not store.was_stopped_cleanly,
     )
-    timers = wheel.pending.rows(np.argsort(wheel.pending.commit_log_offset, kind="stable"))
+    timers = wheel.require_sound().pending
+    timers = timers.rows(np.argsort(timers.commit_log_offset, kind="stable"))
     return PendingRows(
         level=np.full(len(timers), NO_LEVEL, np.int16),
         commit_log_offset=timers.commit_log_offset,

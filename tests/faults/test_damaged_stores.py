@@ -11,12 +11,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import ManualClock
+from message_store import AfterMs, Cancellation, ManualClock, Message
 from tests.faults.damage import Damage, copy_store
 from tests.faults.engines import ENGINES, abandon
 from tests.faults.fuzz_worker import HALF_MS, Outcome, build, exercise
 from tests.faults.harm_rounds import harm_rounds
 
+DUE = AfterMs(60_000)
 REMOVING = ("cut", "empty", "gone")
 
 SEEDS = [
@@ -65,3 +66,31 @@ def test_a_log_without_its_first_file_is_noticed(tmp_path: Path, engine: str, en
     outcome = exercise(ENGINES[engine], tmp_path / "store")
     assert outcome.crashes == []
     assert outcome.errors or outcome.findings
+
+
+@pytest.mark.parametrize("asked", ["receipt", "handle"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_damaged_message_is_not_pending_and_in_no_other_s_way(
+    tmp_path: Path, engine: str, asked: str
+) -> None:
+    clock = ManualClock(HALF_MS)
+    store = ENGINES[engine].open(tmp_path, clock, False)
+    receipts = [
+        store.schedule(Message("orders", b"body %d" % number, unique_key=f"KEY{number}"), DUE)
+        for number in range(3)
+    ]
+    store.flush()
+    [file] = (tmp_path / "commitlog").iterdir()
+    with file.open("r+b") as log:
+        log.seek(file.read_bytes().index(b"body 1"))
+        log.write(b"x")
+    named = [receipt if asked == "receipt" else receipt.handle for receipt in receipts]
+    assert [each.unique_key for each in store.pending()] == ["KEY0", "KEY2"]
+    assert list(store.pending(unique_key="KEY1")) == []
+    assert store.cancel(named[1]) is Cancellation.NEVER_EXISTED
+    assert store.reschedule(named[1], DUE) is Cancellation.NEVER_EXISTED
+    assert store.cancel(named[0]) is Cancellation.CANCELLED
+    clock.tick(DUE.delay_ms + 1_000)
+    assert [each.message.body for each in store.advance(clock.now_ms())] == [b"body 2"]
+    assert len(store.undelivered()) == 1  # type: ignore[attr-defined]
+    abandon(store)

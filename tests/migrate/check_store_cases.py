@@ -268,6 +268,21 @@ CASES = [
         options={"now_ms": CONVERTED_MS + 73 * HOUR_MS},
     ),
     Case(
+        code="target-incomplete",
+        make=target(lambda root: (root / "timerwheel").unlink()),
+        says="no wheel is there",
+    ),
+    Case(
+        code="target-incomplete",
+        make=target(lambda root: log_file(root, 1).unlink()),
+        says="leads out of the commit log's files",
+    ),
+    Case(
+        code="target-incomplete",
+        make=target(lambda root: (root / "config/topics.json").unlink()),
+        says="1 topic with pending messages not there",
+    ),
+    Case(
         code="target-settings",
         make=target(),
         says="timerPrecisionMs is 100, the target was written for 1000",

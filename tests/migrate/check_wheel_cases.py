@@ -21,6 +21,7 @@ from tests.timer_wheel import wheel_store_builder
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder, write_wheel
 from time_index import TimeIndexStore
 from timer_wheel import HierarchicalWheelStore
+from timer_wheel.format.timer_log import TIMER_UNIT
 
 DAY_MS = 86_400_000
 SOON_MS = NOW_MS + 60_000
@@ -100,6 +101,19 @@ def blocked(builder: WheelStoreBuilder) -> None:
     builder.put(SOON_MS)
 
 
+def unlinked(root: Path) -> None:
+    """The fourth unit, which is in the slot of the first, leads nowhere."""
+    log = root / "timerlog" / ("0" * 20)
+    content = log.read_bytes()
+    place = 3 * TIMER_UNIT.size + TIMER_UNIT.offset_of("previous_position")
+    log.write_bytes(content[:place] + b"\xff" * 8 + content[place + 8 :])
+
+
+def garbled(root: Path) -> None:
+    log = root / "commitlog" / ("0" * 20)
+    log.write_bytes(log.read_bytes().replace(b"body", b"bodz", 1))
+
+
 def skipped(builder: WheelStoreBuilder) -> None:
     builder.put(SOON_MS)
     builder.put_and_place(SOON_MS + 9_000)
@@ -159,6 +173,12 @@ CASES = [
         says="before the log's beginning",
         make=then(wheel(count=30), lambda root: (root / "commitlog" / ("0" * 20)).unlink()),
     ),
+    Case(
+        code="timer-link-broken",
+        make=then(wheel(lambda builder: builder.put_and_place(SOON_MS)), unlinked),
+        says="1 unit is",
+    ),
+    Case(code="timer-body-damaged", make=then(wheel(), garbled), says="1 record: timer log 0"),
     Case(
         code="timer-queue-blocked",
         make=wheel(blocked, last_queue_offset=3),

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon
 from tests.faults.store_reading import Found, delivered, log_begin
-from tests.simulation.account import ABSENT, PENDING, Account, Life, message_of
+from tests.simulation.account import ABSENT, CANCELLED, PENDING, Account, Life, message_of
 from tests.simulation.bench import START_MS, Setup
 from tests.simulation.cases import watched
 from tests.simulation.simulated_disk import (
@@ -54,6 +55,8 @@ DAY_MS = 86_400_000
 FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers", "time-index": "index"}
 
 
+_LATE_MS = DAY_MS
+"""How much later a broker starts that is late."""
 _MADE_ANEW = {"wheel": "timerlog", "hierarchy": "delaywheel/hierarchy/index"}
 
 
@@ -371,26 +374,34 @@ class World:
                 self.require([f"inspect counts {found.pending} pending messages, not {len(own)}"])
 
     def look_as_a_broker(self, *, is_power_cut: bool = False) -> None:
-        """A broker that takes the wheel over finds all that is pending. After a loss of power it
-        believes the hand, which may be on the disk, while what was delivered or rolled by it is
-        not.
+        """A broker that takes the wheel over finds all that is pending, and nothing cancelled, not
+        even if it starts late. After a loss of power it believes the hand, which may be on the
+        disk, while what was delivered or rolled by it is not.
         """
         queue = self.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
         if self.owner.engine != "wheel" or not self.is_ours_alone or not queue.exists():
             return
-        view = look_as_a_broker(
+        look = partial(
+            look_as_a_broker,
             self.root,
-            self.clock.now_ms(),
             precision_ms=self.owner.slot_ms,
             snapshots_on=self.owner.snapshots,
             torn_from=self._known_end if is_power_cut else LONG_MAX,
             recovers_queues=self._lacks_entries,
         )
+        view = look(self.clock.now_ms())
         self.require(view.wrong)
-        names = {life.name for life in self.account.lives if life.was_cancelled}
+        lives = self.account.lives
+        cancelled = {life.name for life in lives if life.may == {CANCELLED}}
+        cancelled -= {life.name for life in lives if life.may != {CANCELLED}}
+        if is_power_cut:  # which may take the marker's unit, and leave its entry
+            cancelled.clear()
+        found = {*view.keys, *look(self.clock.now_ms() + _LATE_MS).keys} if cancelled else set()
+        self.require([f"cancelled, a broker delivers it: {name}" for name in cancelled & found])
+        names = {life.name for life in lives if life.was_cancelled}
         wanted = Counter(
             life.name
-            for life in self.account.lives
+            for life in lives
             if life.may == {PENDING} and life.name not in names and life.family == "timers"
             if not is_power_cut or self._has_never_been_near(life)
         )

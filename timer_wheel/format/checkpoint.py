@@ -234,6 +234,24 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
     return FoundCheckpoint(written, own, hand_ms, is_damaged=is_damaged)
 
 
+def checkpoint_damage(root: StoreRoot, now_ms: int) -> str | None:
+    """What is wrong with the numbers that a broker believes, by our copies of them; None where
+    nothing tells. A hand that is later than ours may be a broker's, but not later than ``now_ms``.
+    Raises SourceError.
+    """
+    path = root.config_file(TIMER_CHECKPOINT_NAME)
+    content = read_small_file(path) or b""
+    numbers = decode_timer_checkpoint(content)
+    found = decode_own(content, numbers)
+    may_be_a_broker = found.claimed_hand_ms <= now_ms and not found.is_damaged
+    if found.numbers == numbers or may_be_a_broker:
+        return None
+    return (
+        f"{path}: damaged: a broker believes its numbers, which are not those that were written."
+        " Open the store with its engine, which knows those, and close it"
+    )
+
+
 def _unknown(own: OwnCheckpoint) -> OwnCheckpoint:
     """What is left of it where somebody else may have delivered since."""
     of_the_wheel = ("precision_ms", "log_begins", "older")

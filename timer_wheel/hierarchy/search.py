@@ -93,8 +93,8 @@ def entries(index: TimerIndex, unique_key: str) -> Iterator[Entry]:
         facts = index.facts(offsets, sizes, keys=True)
         if not facts.is_fine[0]:
             continue
-        message = index.store.log.record(int(offsets[0]), int(sizes[0]))
-        if message.unique_key == unique_key:
+        message = index.store.log.readable_record(int(offsets[0]), int(sizes[0]))
+        if message is not None and message.unique_key == unique_key:
             place = int64s([queue_offset])
             row = rows_of(place, offsets, sizes, facts, index.slot_precision_ms)
             yield Entry(row, facts, message)
@@ -213,10 +213,9 @@ def _pending_in(
             strict=True,
         ):
             with index.store.reading():
-                if offset < index.store.log.min_offset:
-                    continue  # retention took it meanwhile, and stored it again
-                message = index.store.log.record(offset, size_bytes)
-            if wanted.passes(message):
+                # What is gone retention took meanwhile, and it was stored again.
+                message = index.store.log.readable_record(offset, size_bytes)
+            if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
 
 

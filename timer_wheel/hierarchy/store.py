@@ -172,7 +172,7 @@ class HierarchicalWheelStore(TimerStore):
     def _find_next_due(self) -> int | None:
         return first_due_ms(self._index)
 
-    def _may_be_a_marker(self) -> None:
+    def _marker_is_stored(self) -> None:
         """It becomes one when it is taken in from the queue."""
 
     # --- what waits -------------------------------------------------------------------------------

@@ -85,10 +85,13 @@ def cancelled(
     is_placed |= timers.slot_time_ms >= floor_ms(now_ms, precision_ms)
     markers = timers.rows(timers.is_marker & is_placed)
     marks: dict[tuple[int | None, str | None], list[StoredMessage]] = {}
-    for end_ms, message in _with_end_slots(markers, commit_log, precision_ms):
+    obeyed = set()
+    for end_ms, is_over, message in _with_end_slots(markers, commit_log, precision_ms):
         if message is not None:
             mark = end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY)
             marks.setdefault(mark, [])
+            if not is_over:
+                obeyed.add(mark)
             if marker_problem(message) is None:
                 marks[mark].append(message)
     if not marks:
@@ -97,12 +100,12 @@ def cancelled(
     may_meet = np.isin(floor_ms(timers.slot_time_ms, precision_ms), slots) | timers.is_roll
     candidates = np.flatnonzero(may_meet & is_placed & ~timers.is_marker)
     ends = _with_end_slots(timers.rows(candidates), commit_log, precision_ms)
-    for row, (end_ms, message) in zip(candidates.tolist(), ends, strict=True):
+    for row, (end_ms, is_over, message) in zip(candidates.tolist(), ends, strict=True):
         for is_cancelled, with_topic in ((found.by_key, False), (found.by_topic_and_key, True)):
             key = None if message is None else delete_key(message, with_topic=with_topic)
             if message is None or None in (key, end_ms) or (end_ms, key) not in marks:
                 continue
-            is_cancelled[row] = True
+            is_cancelled[row] = (end_ms, key) in obeyed and not is_over
             taken_by = [first_offset(each) for each in marks[end_ms, key] if _takes(each, message)]
             if taken_by:
                 found.recalled_at[row] = max(taken_by)
@@ -127,8 +130,10 @@ def _scheduled_at(message: StoredMessage) -> int:
 
 def _with_end_slots(
     timers: PendingTimers, commit_log: SegmentReader, precision_ms: int
-) -> Iterator[tuple[int | None, StoredMessage | None]]:
-    """The record of each row with the slot where it ends up; None for what is not told."""
+) -> Iterator[tuple[int | None, bool, StoredMessage | None]]:
+    """The record of each row with the slot where it ends up, None for what is not told; and whether
+    that is before the slot from which it rolls: a broker never places it again.
+    """
     records = pending_records(commit_log, timers)
     for slot_time_ms, is_roll, message in zip(
         timers.slot_time_ms.tolist(), timers.is_roll.tolist(), records, strict=True
@@ -136,7 +141,11 @@ def _with_end_slots(
         end_ms: int | None = slot_time_ms
         if is_roll and message is not None:
             end_ms = _out_ms(message)
-        yield (None if end_ms is None else floor_ms(end_ms, precision_ms)), message
+        if end_ms is None:
+            yield None, False, message
+        else:
+            end_ms = floor_ms(end_ms, precision_ms)
+            yield end_ms, end_ms < floor_ms(slot_time_ms, precision_ms), message
 
 
 def _out_ms(message: StoredMessage) -> int | None:
@@ -147,13 +156,19 @@ def _out_ms(message: StoredMessage) -> int | None:
 
 
 MARKER_BODY, MARKER_TAGS = b"0", "_RECALL_TAG_"
+MARKER_FLAG = int.from_bytes(b"del0")
+"""The flag of a marker of ours. It lies in the head of the record, before the body: damage that
+takes both tags and key leaves it, or takes the out time too.
+"""
 
 
 def is_of_cancel(message: StoredMessage) -> bool:
     """Whether a record has the body and the tags that a cancel gives its delete marker (RocketMQ:
-    RecallMessageProcessor#buildMessage); where a separator was damaged more follows the tags.
+    RecallMessageProcessor#buildMessage), or the flag that ours gives it. Where a separator was
+    damaged more follows the tags.
     """
-    return message.body == MARKER_BODY and (message.tags or "").startswith(MARKER_TAGS)
+    is_tagged = (message.tags or "").startswith(MARKER_TAGS)
+    return message.body == MARKER_BODY and (is_tagged or message.flag == MARKER_FLAG)
 
 
 def marker_problem(marker: StoredMessage | None) -> str | None:

@@ -3,6 +3,8 @@
 
 import attrs
 
+from message_store.base.errors import SourceError
+from message_store.base.printable import counted
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.wheel_math import (
     Int64Array,
@@ -25,7 +27,9 @@ class WheelState:
     ``slots_used`` count the timer log's units and the slots that are yet to be read.
     ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
     are queue entries that a broker cannot get past, ``shared_positions`` units that it would
-    deliver more than once because two chains lead to them.
+    deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
+    the wheel, and the checkpoint lets a broker place them once more. ``checkpoint_damage`` says
+    what is wrong with it, as far as is known.
     """
 
     precision_ms: int
@@ -43,3 +47,25 @@ class WheelState:
     blocking_queue_offsets: tuple[int, ...]
     shared_positions: Int64Array
     timeline: Timeline | None
+    placed_again_count: int = 0
+    checkpoint_damage: str | None = None
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why these are not the messages that are pending, but only those that a broker delivers:
+        sentences.
+        """
+        again = counted(self.placed_again_count, "message", "messages")
+        doubts = [self.checkpoint_damage] if self.checkpoint_damage else []
+        if self.placed_again_count:
+            doubts.append(
+                f"config/timercheck lets a broker place {again} on the wheel a second time: take it"
+                " from the backup that the rest is from"
+            )
+        return tuple(doubts)
+
+    def require_sound(self) -> "WheelState":
+        """This state. Raises SourceError where there are doubts."""
+        if self.doubts:
+            raise SourceError(self.doubts[0])
+        return self

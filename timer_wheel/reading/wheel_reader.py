@@ -22,7 +22,7 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
-from timer_wheel.format.checkpoint import read_timer_checkpoint
+from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import NO_SLOTS, SLOT, WheelSlots, all_slots, read_wheel
 from timer_wheel.format.wheel_math import (
@@ -200,13 +200,11 @@ def read_wheel_store(
 ) -> WheelState:
     """What a broker that starts at ``now_ms`` would deliver from this store's wheel.
 
-    ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
-    ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
-    `appendTopicForTimerDeleteKey`; None lets slots of either kind and markers of either form count.
-    A broker applies only the last timer log files to the wheel, ``whole_log`` all, which finds what
-    a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before and
-    repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
-    what that holds, in slots of a millisecond. Raises SourceError, FormatError.
+    ``precision_ms`` None is told by the wheel. ``snapshots_on`` and ``topic_in_delete_key`` are the
+    broker's `timerWheelSnapshotFlush` and `appendTopicForTimerDeleteKey`; None lets both kinds
+    count. A broker applies the last timer log files, ``whole_log`` all. ``after_crash`` leaves out
+    what a broker did just before and repeats, and finds what was not yet queued. A hierarchical
+    wheel has slots of a millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):
         from timer_wheel.reading.hierarchy_reader import read_hierarchy
@@ -247,6 +245,8 @@ def read_wheel_store(
         blocking_queue_offsets=left.blocking_queue_offsets,
         shared_positions=shared_positions,
         timeline=left.timeline,
+        placed_again_count=left.placed_again_count,
+        checkpoint_damage=checkpoint_damage(root, now_ms),
     )
 
 

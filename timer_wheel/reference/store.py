@@ -255,7 +255,7 @@ class ReferenceWheelStore(TimerStore):
 
     # --- cancelling -------------------------------------------------------------------------------
 
-    def _may_be_a_marker(self) -> None:
+    def _marker_is_stored(self) -> None:
         """A marker is told by its unit."""
 
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:

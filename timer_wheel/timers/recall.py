@@ -8,12 +8,9 @@ form the text of a marker has, it counts: that is what whoever recalled wanted. 
 made names its own key; if it names another, one of the two is damaged, and it takes nothing.
 """
 
-from contextlib import suppress
-
 import attrs
 import numpy as np
 
-from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
@@ -21,9 +18,15 @@ from message_store.format.properties import CANCELLED_OFFSET, TIMER_DELETE_UNIQU
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS, is_of_cancel
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_FLAG, MARKER_TAGS, is_of_cancel
 from timer_wheel.timers.lost_messages import LostMessage
-from timer_wheel.timers.record_kernel import KEY_ONE
+from timer_wheel.timers.record_kernel import (
+    IS_MARKER,
+    KEY_ONE,
+    MARKER_WITHOUT_KEY,
+    MESSAGE,
+    ODD_MARKER,
+)
 from timer_wheel.timers.rows import Bools, TimerFacts
 
 RecallKey = tuple[int, int]
@@ -147,12 +150,13 @@ class RecallMarks:
 NAMES_NOTHING = "its record names no message"
 NAMES_ANOTHER = "its record names another key than its own"
 TAKES_NOTHING = "its record names no pending message"
+_ODD = {MESSAGE: NAMES_NOTHING, MARKER_WITHOUT_KEY: NAMES_NOTHING, ODD_MARKER: NAMES_ANOTHER}
 
 
 def odd_markers(offsets: Int64s, facts: TimerFacts) -> list[LostMessage]:
     """The entries of a queue that look like delete markers of which a property was damaged."""
     return [
-        LostMessage(int(offsets[row]), NAMES_ANOTHER if facts.is_marker[row] else NAMES_NOTHING)
+        LostMessage(int(offsets[row]), _ODD[int(facts.table[IS_MARKER, row])])
         for row in np.flatnonzero(facts.is_odd_marker).tolist()
     ]
 
@@ -163,8 +167,8 @@ def are_of_cancel(log: LiveLog, offsets: Int64s, sizes: Int64s, asked: Bools) ->
     """
     found = np.zeros(len(asked), bool)
     for row in np.flatnonzero(asked).tolist():
-        with suppress(FormatError):
-            found[row] = is_of_cancel(log.record(int(offsets[row]), int(sizes[row])))
+        record = log.readable_record(int(offsets[row]), int(sizes[row]))
+        found[row] = record is not None and is_of_cancel(record)
     return found
 
 
@@ -197,10 +201,9 @@ def why_damaged(facts: TimerFacts, row: int, *, is_in_place: bool) -> str | None
     """
     if not facts.is_fine[row]:
         return str(facts.problems.get(row, "no record can be read"))
-    if not facts.is_marker[row]:
-        return NAMES_NOTHING
-    if facts.is_odd_marker[row]:
-        return NAMES_ANOTHER
+    kind = int(facts.table[IS_MARKER, row])
+    if kind in _ODD:
+        return _ODD[kind]
     return None if is_in_place else "its record has another topic or time than it was placed with"
 
 
@@ -235,6 +238,7 @@ def marker_for(
         tags=MARKER_TAGS,
         queue_id=real_queue_id(message),
         unique_key=key,
+        flag=MARKER_FLAG,
     )
     properties = [(TIMER_DELETE_UNIQUE_KEY, text)]
     if target.first_offset >= 0:

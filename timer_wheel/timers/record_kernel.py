@@ -45,7 +45,7 @@ from message_store.kernels.text import (
 )
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS
-from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_FLAG, MARKER_TAGS
 
 Int64s = NDArray[np.int64]
 
@@ -58,7 +58,7 @@ FACT_COLUMNS = 13
 
 MESSAGE, MARKER, ODD_MARKER, MARKER_WITHOUT_KEY = range(4)
 """What IS_MARKER tells: a message; a delete marker; one that names another key than its own; and a
-record with the tags and the body of a delete marker that names no key.
+record with the body of a delete marker, and its tags or flag, that names no key.
 """
 
 FINE, MISSING, UNUSUAL = range(3)
@@ -72,6 +72,7 @@ _CANCELS = np.frombuffer(names.CANCELLED_OFFSET.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
 _PLUS = ord("+")
+_AT_FLAG = HEAD_V4_V4.offset_of("flag")
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _MARKER_TAGS = np.frombuffer(MARKER_TAGS.encode(), np.uint8)
 _MARKER_CRC = body_crc(MARKER_BODY)
@@ -145,6 +146,7 @@ def _marker_kind(record: int, spots: Any) -> int:
     text, text_bytes = spots[_DELETE_SPOT], spots[_DELETE_SPOT + 1]
     tags, tags_bytes = spots[_TAGS_SPOT], spots[_TAGS_SPOT + 1]
     is_usual = is_text(tags, min(tags_bytes, len(_MARKER_TAGS)), _MARKER_TAGS)  # maybe run together
+    is_usual = is_usual or load_i32(record + _AT_FLAG) == MARKER_FLAG
     is_usual = is_usual and load_i32(record + AT_BODY_CRC) == _MARKER_CRC
     if not text_bytes:
         return MARKER_WITHOUT_KEY if is_usual else MESSAGE
@@ -271,7 +273,7 @@ def read_timer_records(
                 out_ms = slot_of_older(out_ms, older_widths_ms, number, precision_ms)
         facts[OUT_MS, row] = out_ms
         if wants_keys:
-            if facts[IS_MARKER, row] != ODD_MARKER:  # nobody knows which of its keys is damaged
+            if facts[IS_MARKER, row] <= MARKER:  # nobody knows which of its keys is damaged
                 _tell_key(spots, out_ms // precision_ms, facts, row)
             key, key_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]
             facts[ID, row] = np.int64(hash_bytes(key, key_bytes, ID_SEED)) if key_bytes else 0

@@ -25,8 +25,8 @@ from timer_wheel.timers.record_kernel import (
     KEY_ONE,
     KEY_TWO,
     MARKER,
+    MESSAGE,
     MISSING,
-    ODD_MARKER,
     OUT_MS,
     PREPARED_OFFSET,
     ROLL_TIMES,
@@ -187,9 +187,8 @@ class TimerFacts:
 
     @property
     def is_marker(self) -> Bools:
-        """Which records are delete markers."""
-        kind = self.table[IS_MARKER]
-        return np.asarray((kind == MARKER) | (kind == ODD_MARKER))
+        """Which records are delete markers, damaged ones too."""
+        return np.asarray(self.table[IS_MARKER] != MESSAGE)
 
     @property
     def is_odd_marker(self) -> Bools:

@@ -11,7 +11,7 @@ from message_store.base.errors import SharedKeyError, SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
-from message_store.format.properties import TIMER_TOPIC
+from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_by
 from message_store.intake.asked_batch import asked_by_batch
@@ -90,14 +90,16 @@ class TimerStore(EngineOnFiles, ABC):
         Raises BadFieldError for a property that cannot be read, UnsupportedDelayError for a delay
         beyond the limit.
         """
-        with self.live.reading(), self.live.all_or_broken():
+        with self.live.reading():
             now_ms = self.clock.now_ms()
             alias = self._intake.settings.start_deliver_time_alias
             asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
             self._knows_next_due = False
-            if asked.kept:
-                self._may_be_a_marker()
-            return self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
+            with self.live.all_or_broken():
+                receipt = self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
+            if TIMER_DELETE_UNIQUE_KEY in dict(asked.kept):
+                self._marker_is_stored()
+            return receipt
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many messages, or none when one of them cannot be kept. Raises ValueError where the
@@ -271,8 +273,8 @@ class TimerStore(EngineOnFiles, ABC):
     # --- what each does in its own way; the lock is held ------------------------------------------
 
     @abstractmethod
-    def _may_be_a_marker(self) -> None:
-        """What is stored next may cancel another message."""
+    def _marker_is_stored(self) -> None:
+        """A user's own delete marker is in the queue."""
 
     @abstractmethod
     def _place_queued(self) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import NO_POSITION
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.timers.rows import Bools, TimerRows
+from timer_wheel.timers.recall import RecallMarks
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import LiveTimerLog
 from timer_wheel.wheel.slots import LiveWheel
@@ -18,15 +19,47 @@ from timer_wheel.wheel.slots import LiveWheel
 _SLOTS_AT_ONCE = 4096
 
 
-def place_all(timers: LiveTimers, now_ms: int) -> None:
+Marks = Callable[[], RecallMarks]
+"""The delete markers of a wheel; looking for them takes a walk of its units."""
+
+
+def place_all(timers: LiveTimers, now_ms: int, marks: Marks) -> None:
     """Place everything, also what is due: a broker that takes over finds it on the wheel."""
     timers.place_queued(now_ms)
-    rest = timers.unplaced(EVERYTHING)
-    is_done = np.isin(rest.rows.commit_log_offset, timers.done)
-    timers.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
+    _place_rest(timers, timers.unplaced(EVERYTHING, keys=True), now_ms, marks)
     if len(timers.done):
         _leave_only_what_waits(timers)
     timers.save()
+
+
+def place_markers(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -> None:
+    """Place the whole rest of the queue if a delete marker is in it: a broker that starts late
+    passes over a marker in the queue, and delivers what it took.
+    """
+    if rest.facts.is_marker.any() and _place_rest(timers, rest, now_ms, marks):
+        _leave_only_what_waits(timers)
+
+
+def _place_rest(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -> bool:
+    """Place the rest of the queue; returns whether the wheel still holds cancelled messages whose
+    slots are over. A broker would roll such, and their markers, and then obey none.
+    """
+    if not len(rest) and not len(timers.early):
+        return False
+    is_over = _are_over(timers, rest.rows, rest.facts, marks())
+    early = timers.early
+    on_wheel = early.rows(_are_over(timers, early, timers.facts(early, keys=True), marks()))
+    timers.mark_done(on_wheel)
+    is_done = is_over | np.isin(rest.rows.commit_log_offset, timers.done)
+    timers.place_rest(rest, is_done, is_over, now_ms)
+    return len(on_wheel) > 0
+
+
+def _are_over(timers: LiveTimers, rows: TimerRows, facts: TimerFacts, marks: RecallMarks) -> Bools:
+    """Which are cancelled messages and delete markers that the hand has passed."""
+    is_over: Bools = facts.is_marker | marks.take_away(rows.commit_log_offset, facts)
+    is_over &= facts.is_fine & (facts.out_ms < timers.wheel.hand_ms)
+    return is_over
 
 
 def _leave_only_what_waits(timers: LiveTimers) -> None:

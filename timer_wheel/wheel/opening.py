@@ -37,11 +37,11 @@ from timer_wheel.format.wheel_file import all_slots
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms, needs_roll
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.precision import precision_of_slots, precision_of_times, precision_of_units
-from timer_wheel.timers.recall import marker_offsets
+from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.rows import TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import FALLS, LINKS, OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.leaving import place_all
+from timer_wheel.wheel.leaving import place_all, place_markers
 from timer_wheel.wheel.live_timers import EVERYTHING, ROUND_SLOTS, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, note_what_is_damaged
@@ -152,11 +152,17 @@ def _open(
         timers.mark_done_all_but(waiting)
     elif not store.repeats:
         _catch_up(timers)
+    has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
-        note_what_is_damaged(timers)
+        rest = timers.unplaced(EVERYTHING, keys=True)
+        note_what_is_damaged(timers, rest)
+        has_markers = bool(rest.facts.is_marker.any())
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt or was_cut)
+    if has_markers:  # the checkpoint says durably where the timer log ends, before more is appended
+        rest = timers.unplaced(EVERYTHING, keys=True)
+        place_markers(timers, rest, store.clock.now_ms(), lambda: _markers(timers))
     timers.opened()
     return timers, settings
 
@@ -201,7 +207,12 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
 
 def _has_pending(timers: LiveTimers) -> bool:
     """Whether there is anything to deliver."""
-    return next_due_ms(timers, find_markers(timers, timers.wheel.hand_ms)) is not None
+    return next_due_ms(timers, _markers(timers)) is not None
+
+
+def _markers(timers: LiveTimers) -> RecallMarks:
+    """The delete markers that the hand has not passed."""
+    return find_markers(timers, timers.wheel.hand_ms)
 
 
 def _from_timer_log(
@@ -269,7 +280,7 @@ def _catch_up(timers: LiveTimers) -> None:
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
         hand_ms = min(hand_ms, _latest_ms(timers.store, files))
     if hand_ms > timers.wheel.hand_ms:
-        move_to(timers, hand_ms, find_markers(timers, timers.wheel.hand_ms))
+        move_to(timers, hand_ms, _markers(timers))
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
@@ -333,7 +344,7 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     Raises TargetError when the disk refuses.
     """
     now_ms = timers.store.clock.now_ms()
-    place_all(timers, now_ms)
+    place_all(timers, now_ms, lambda: _markers(timers))
     rows, mended = _waiting(timers)
     _refuse_too_many_widths(timers, rows)
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))

@@ -167,12 +167,11 @@ def _has_all_flushed(timers: LiveTimers) -> bool:
     return own is not None and own.is_known and timers.log.end >= own.flushed_position
 
 
-def note_what_is_damaged(timers: LiveTimers) -> None:
-    """After a crash: note what has no unit and cannot be read, and delete markers in the queue that
-    cancel nothing; a cancel only makes one where a message waits that it takes. Where markers from
-    before the last flush have no unit, retention may have deleted what they cancelled.
+def note_what_is_damaged(timers: LiveTimers, rest: Unplaced) -> None:
+    """After a crash: note what has no unit (``rest``) and cannot be read, and delete markers there
+    that cancel nothing; a cancel only makes one where a message waits that it takes. Where markers
+    from before the last flush have no unit, retention may have deleted what they cancelled.
     """
-    rest = timers.unplaced(EVERYTHING, keys=True)
     rows, facts, log = rest.rows, rest.facts, timers.store.log
     lost = [
         LostMessage(int(rows.commit_log_offset[row]), str(error))
@@ -315,13 +314,12 @@ class Search:
         first_offsets = facts.first_offsets(rows.commit_log_offset)
         for row in np.flatnonzero(is_live).tolist():
             first = -1 if self._first_offset is None else int(first_offsets[row])
-            record = self._record(rows, row)
-            yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row], first)
+            if (record := self._record(rows, row)) is not None:
+                yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row], first)
 
-    def _record(self, rows: TimerRows, row: int) -> StoredMessage:
-        return self._timers.store.log.record(
-            int(rows.commit_log_offset[row]), int(rows.size_bytes[row])
-        )
+    def _record(self, rows: TimerRows, row: int) -> StoredMessage | None:
+        log = self._timers.store.log
+        return log.readable_record(int(rows.commit_log_offset[row]), int(rows.size_bytes[row]))
 
     def _widths_ms(self, rows: TimerRows, facts: TimerFacts) -> Int64s:
         first_offsets = facts.first_offsets(rows.commit_log_offset)
@@ -344,7 +342,8 @@ class Search:
             is_later &= (facts.cancels < 0) | (facts.cancels == self._first_offset)
             may_be &= np.where(facts.is_marker, is_later, is_it)
         for row in np.flatnonzero(may_be).tolist():
-            properties = self._record(rows, row).properties
-            key = properties.get("UNIQ_KEY")
-            is_named[row] = (properties.get("REAL_TOPIC"), key) == (handle.topic, handle.unique_key)
+            record = self._record(rows, row)
+            properties = {} if record is None else record.properties
+            its = properties.get("REAL_TOPIC"), properties.get("UNIQ_KEY")
+            is_named[row] = its == (handle.topic, handle.unique_key)
         return is_named

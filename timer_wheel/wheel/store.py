@@ -36,8 +36,8 @@ from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks, Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
-from timer_wheel.wheel.leaving import place_all
-from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.leaving import place_all, place_markers
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers, refuse_before_recovery
 from timer_wheel.wheel.recall_search import Search, find_markers
 from timer_wheel.wheel.recovery import forget_dealt_with
@@ -200,8 +200,16 @@ class WheelStore(TimerStore):
             self._marks = find_markers(self._timers, self._timers.wheel.hand_ms)
         return self._marks
 
-    def _may_be_a_marker(self) -> None:
+    def _marker_is_stored(self) -> None:
         self._marks = None
+        self._place_marker()
+
+    def _place_marker(self) -> None:
+        timers, now_ms = self._timers, self.clock.now_ms()
+        timers.place_queued(now_ms)
+        if timers.placed_end < timers.queue.max_offset:
+            rest = timers.unplaced(EVERYTHING, keys=True)
+            place_markers(timers, rest, now_ms, self._recall_marks)
 
     # --- what waits -------------------------------------------------------------------------------
 
@@ -216,7 +224,7 @@ class WheelStore(TimerStore):
             self._recall_marks().remember(
                 target.recall_key, target.out_ms, marker_offset, target.first_offset
             )
-        self._place_queued()  # after a kill a broker that is late passes over markers in the queue
+        self._place_marker()
 
     # --- health and the end -----------------------------------------------------------------------
 
@@ -260,7 +268,7 @@ class WheelStore(TimerStore):
         store.write_checkpoint(durably=True)
 
     def _end(self) -> None:
-        place_all(self._timers, self.clock.now_ms())
+        place_all(self._timers, self.clock.now_ms(), self._recall_marks)
 
     def _let_go(self) -> None:
         self._timers.log.segments.close()

@@ -79,10 +79,9 @@ def _pending_of(timers: LiveTimers, pieces: Iterator[_Live], wanted: Filter) -> 
         )
         for offset, size_bytes, due_ms in places:
             with timers.store.reading():
-                if offset < timers.store.log.min_offset:
-                    continue  # retention took it meanwhile: it was delivered, or has rolled
-                message = timers.store.log.record(offset, size_bytes)
-            if wanted.passes(message):
+                # What is gone retention took meanwhile: it was delivered, or has rolled.
+                message = timers.store.log.readable_record(offset, size_bytes)
+            if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
 
 

@@ -39,8 +39,8 @@ from tests.migrate.written_wheels import messages, run_for, staged, write
 from tools.generate_check import CHECK_PAGE, generated
 
 CASES = [*LEVEL_CASES, *STORE_CASES, *WHEEL_CASES, *TIMELINE_CASES]
-ELSEWHERE = {"broker-running"}
-"""Found in a test of its own, which needs a second process."""
+ELSEWHERE = {"broker-running", "timercheck-damaged"}
+"""Each found in a test of its own: one needs a second process, one is `test_damaged_checkpoint`."""
 
 
 @pytest.mark.parametrize(

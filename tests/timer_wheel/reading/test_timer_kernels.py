@@ -2,6 +2,7 @@
 """The kernels that read records for the wheel say what the scalar code says."""
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message_store import ManualClock, StoredMessage
-from message_store.base.errors import BadFieldError
+from message_store import AfterMs, ManualClock, Message, StoredMessage
+from message_store.base.errors import BadFieldError, FormatError
 from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import LOCAL_HOST
-from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
+from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import Target, marker_for
-from timer_wheel.timers.record_kernel import is_any_to_be_read
+from timer_wheel.timers.record_kernel import IS_MARKER, MESSAGE, is_any_to_be_read
 from timer_wheel.timers.rows import read_facts
+from timer_wheel.wheel.store import WheelStore
 
 NAMES = [
     "TIMER_OUT_MS",
@@ -157,6 +160,36 @@ def test_a_message_can_be_cancelled_whatever_its_record_says_of_its_queue(text: 
     record = message(f"REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02REAL_QID\x01{text}\x02")
     marker, _ = marker_for(Target(record, 70_000, (1, 2)), topic_in_delete_key=False)
     assert marker.queue_id == QUEUE_IDS[text]
+
+
+@pytest.mark.parametrize("filler", [b"\0", b"\xff", b"x"])
+def test_no_stretch_of_damage_makes_a_message_of_a_delete_marker(
+    tmp_path: Path, filler: bytes
+) -> None:
+    """Its body would be delivered. What has no destination or no time is reported."""
+    clock = ManualClock(1_700_000_000_000)
+    with WheelStore.open(tmp_path, clock=clock) as made:
+        made.cancel(made.schedule(Message("orders", b"late", unique_key="ORDER-42"), AfterMs(5000)))
+    store = LiveStore.open(tmp_path, clock=clock)
+    [_, entry] = store.queue("rmq_sys_wheel_timer", 0).units(0, 2)
+    offset, size_bytes = int(entry["commit_log_offset"]), int(entry["size_bytes"])
+    whole = store.log.record(offset, size_bytes)
+    assert is_of_cancel(whole)
+    data = encode_message(whole)
+    [file] = (tmp_path / "commitlog").iterdir()
+    for first, length in itertools.product(range(size_bytes), (1, 2, 4, 8, 20, 40, 52, 90, 300)):
+        damaged = data[:first] + filler * min(length, size_bytes - first) + data[first + length :]
+        with file.open("r+b") as log:
+            log.seek(offset)
+            log.write(damaged)
+        facts = read_facts(store.log, np.array([offset]), np.array([size_bytes]), 1000)
+        is_message = facts.is_fine[0] and facts.table[IS_MARKER, 0] == MESSAGE
+        assert not is_message or not facts.topic_hash[0], (first, length)
+        with suppress(FormatError):
+            record = decode_message_at(damaged, 0)
+            is_marker = is_of_cancel(record) or "TIMER_DEL_UNIQKEY" in record.properties
+            assert is_marker or not {"REAL_TOPIC", "TIMER_OUT_MS"} <= record.properties.keys()
+    store.abandon()
 
 
 TOPIC_PAIRS = [("a", "b"), ("eu-orders", "us-orders"), ("A_orders", "B_orders"), ("t1", "t2")]

@@ -22,6 +22,7 @@ from tests.independent.raw_files import read_timer_check
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.format.timer_log import TIMER_UNIT, blank_bytes
+from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.wheel.leaving import place_all
 
 START_MS = 1_793_000_000_000
@@ -117,7 +118,7 @@ def test_a_sync_that_fails_before_units_are_put_away_ends_the_store(
     with monkeypatch.context() as patch:
         patch.setattr("message_store.files.live_segments.LiveSegments.sync", refuse)
         with pytest.raises(TargetError, match="Input/output error"):
-            place_all(store._timers, clock.now_ms())
+            place_all(store._timers, clock.now_ms(), RecallMarks)
     with pytest.raises(TargetError, match="an earlier write failed; open it again"):
         store.flush()
     store.abandon()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads a wheel whose `config/timercheck` has a flipped bit lists what is pending or refuses;
+all who refuse go by one rule, and `check` says why.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from message_store import AtMs, ManualClock, Message, Pending
+from message_store.base.errors import SourceError
+from message_store.files.store_root import StoreRoot
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
+from migrate.look.elsewhere import left_alone
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.source.sources import waiting_in_wheel
+from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
+from timer_wheel import WheelStore
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
+
+START_MS = 1_793_000_000_437
+NOW_MS = START_MS + 30_000
+COUNT = 9
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path, clock=clock) as store:
+        for number in range(COUNT):
+            due = AtMs(START_MS + 10_000 * number + 5_000)
+            store.schedule(Message("orders", b"", unique_key=f"KEY{number}"), due)
+        clock.tick(NOW_MS - START_MS)
+        store.advance(NOW_MS)
+    return tmp_path
+
+
+def test_a_flipped_bit_of_a_checkpoint_neither_hides_nor_doubles_what_is_pending(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("migrate.source.sources.SystemClock", lambda: ManualClock(NOW_MS))
+    file, root = store / "config" / "timercheck", StoreRoot(store)
+    whole = file.read_bytes()
+    wanted = Counter(f"KEY{number}" for number in range(3, COUNT))
+    refused = 0
+    for bit in range(0, 8 * TIMER_CHECKPOINT.size, 23):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+        problems = inspect_store(store, now_ms=NOW_MS).problems
+        found = {each.code for each in check_store(store, CheckOptions(now_ms=NOW_MS)).findings}
+        if "timercheck-damaged" not in found:
+            listed = pending_messages(store, now_ms=NOW_MS)
+            keys = Counter(each.unique_key for each in listed if isinstance(each, Pending))
+            assert keys == wanted, bit
+            continue
+        refused += 1
+        for look in (
+            lambda: [*pending_messages(store, now_ms=NOW_MS)],
+            lambda: pending_rows(store, WHEEL, TableOptions(now_ms=NOW_MS)),
+            lambda: waiting_in_wheel(root),
+        ):
+            with pytest.raises(SourceError, match="timercheck: damaged") as refusal:
+                look()
+            assert str(refusal.value) in problems
+        [sentence] = left_alone(root, "levels", NOW_MS)
+        assert "messages may wait" in sentence
+    assert refused > 0
+    file.write_bytes(whole)
+    assert waiting_in_wheel(root) == COUNT - 3
