@@ -23,6 +23,7 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import SegmentReader, list_segments, require_appendable
 from message_store.format.properties import TIMER_TOPIC
+from message_store.intake.rescheduling import unfinished
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
@@ -68,9 +69,10 @@ from timer_wheel.wheel.waiting import next_due_ms
 def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
     """Look whether a wheel can be opened, and change nothing: recovery would change log and queues
     of a store that is refused then. Raises SourceError for a timer log that nothing can be appended
-    to, and where nobody knows any more what a broker had delivered. What a hierarchical wheel left
-    of a wheel in files does not count.
+    to, where nobody knows any more what a broker had delivered, and for a reschedule that another
+    engine has to finish. What a hierarchical wheel left of a wheel in files does not count.
     """
+    unfinished(store, TIMER_TOPIC)
     if read_active(store.root) is not None:
         return
     segments = list_segments(store.root.timer_log)
