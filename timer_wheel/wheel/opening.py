@@ -49,6 +49,7 @@ from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, n
 from timer_wheel.wheel.recovery import (
     dealt_with,
     find_done,
+    first_undone_ms,
     goes_back,
     has_lost_files,
     has_torn_end,
@@ -144,7 +145,10 @@ def _open(
         _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = attrs.evolve(wheel, precision_ms=asked_ms)
-    timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
+    known = attrs.evolve(settings, precision_ms=known_ms or asked_ms)
+    timers = _hung(store, log, files, known)
+    if store.repeats and (undone_ms := first_undone_ms(timers)) < timers.wheel.hand_ms:
+        timers = _hung(store, log, files, known, hand_ms=undone_ms)
     if is_in_doubt:
         timers.metrics.forget()
     apply_older_markers(timers)
@@ -205,10 +209,15 @@ def _waits(timers: LiveTimers) -> bool:
 
 
 def _hung(
-    store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
+    store: LiveStore,
+    log: LiveTimerLog,
+    files: WheelFiles,
+    settings: WheelSettings,
+    hand_ms: int | None = None,
 ) -> LiveTimers:
-    """The wheel made from the timer log, with the hand where the checkpoint says."""
-    wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
+    """The wheel made from the timer log, with the hand there, or where the checkpoint says."""
+    hand_ms = _hand_ms(store, log, files, settings) if hand_ms is None else hand_ms
+    wheel = LiveWheel(settings.precision_ms, hand_ms)
     own = files.found_own
     counts = log.revise(wheel)
     mended = truncate_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0)
