@@ -370,21 +370,17 @@ class StoreRoot:
                     continue  # it need not be ours
                 raise TargetError(f"{directory}: cannot be synced: {reason_of(error)}") from error
 
-    def sync_small_files(self) -> None:
-        """Come back when what a killed process wrote into small files is on the disk. Some engine
-        may close the store in order that does not know those of another. A loss of power would then
-        leave any of them as they were before. Raises TargetError.
+    def sync_own_files(self) -> None:
+        """Come back when what a killed process wrote into small files of ours is on the disk. Some
+        other engine may close the store in order, and a loss of power would then leave them as they
+        were before. Raises TargetError.
         """
-        for directory in (self.config, self.own):
-            paths = sorted(directory.iterdir()) if directory.is_dir() else []
-            for path in (each for each in paths if is_ordinary_file(each)):
-                try:
-                    sync_file(path)
-                except PermissionError:
-                    continue  # it need not be ours
-                except OSError as error:
-                    reason = reason_of(error)
-                    raise TargetError(f"{path}: cannot be synced: {reason}") from error
+        paths = sorted(self.own.iterdir()) if is_directory(self.own) else []
+        for path in (each for each in paths if is_ordinary_file(each)):
+            try:
+                sync_file(path)
+            except OSError as error:
+                raise TargetError(f"{path}: cannot be synced: {reason_of(error)}") from error
 
     def mark_stopped(self) -> None:
         """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""

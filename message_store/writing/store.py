@@ -144,7 +144,7 @@ class LiveStore:
         self.log.end_at(files_end)  # recovery looks behind the end
         self.root.sync_names()
         if not self.was_clean:
-            self.root.sync_small_files()
+            self.root.sync_own_files()
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         note_log_file_bytes(self.root, self.log.file_bytes)
         ends = StoreEnds.read(self.root)
