@@ -111,7 +111,7 @@ def test_in_a_gate_no_example_comes_from_a_module_that_happens_to_be_loaded() ->
     """No other number that stands in a module lies between these two."""
     drawn: set[int] = set()
 
-    @settings(max_examples=500)
+    @settings(max_examples=150)
     @given(st.integers(917_260_403_551, 917_260_403_559_000))
     def draw(number: int) -> None:
         drawn.add(number)
