@@ -4,6 +4,7 @@ tool means, how hard Hypothesis tries.
 """
 
 import gc
+import importlib
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
@@ -71,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(
         os.environ.get("HYPOTHESIS_PROFILE", "nightly" if is_night else "default")
     )
+    if settings().derandomize:
+        _draw_the_same_in_every_run()
     if hasattr(config, "workerinput"):
         return
     if config.option.seed is None:
@@ -82,6 +85,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Else every process compiles every kernel when the cache is cold.
         warm = [sys.executable, "-m", "tests.helpers.warm_kernels"]
         subprocess.run(warm, cwd=config.rootpath, check=True)
+
+
+def _draw_the_same_in_every_run() -> None:
+    """Hypothesis also draws numbers and texts that stand in whatever modules are loaded. A test
+    would try other examples in a whole run than alone: in a gate it draws none of them.
+    """
+    providers: Any = importlib.import_module("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = providers.Constants
 
 
 def _has_room() -> bool:

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.tiers import (
     BROKER_TURNS,
@@ -102,3 +104,18 @@ def test_all_kernels_are_compiled_before_the_processes_of_a_run_begin() -> None:
     }
     assert with_kernels
     assert with_kernels <= set(modules())
+
+
+@pytest.mark.skipif(not settings().derandomize, reason="at night chance is wanted")
+def test_in_a_gate_no_example_comes_from_a_module_that_happens_to_be_loaded() -> None:
+    """No other number that stands in a module lies between these two."""
+    drawn: set[int] = set()
+
+    @settings(max_examples=150)
+    @given(st.integers(917_260_403_551, 917_260_403_559_000))
+    def draw(number: int) -> None:
+        drawn.add(number)
+
+    draw()
+    assert 917_260_403_557 not in drawn
+    assert len(drawn) > 100

@@ -20,7 +20,7 @@ from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.asked_batch import asked_by_batch
-from message_store.intake.rescheduling import finish_rescheduling, receipt_for
+from message_store.intake.rescheduling import finish_rescheduling, receipt_for, unfinished
 from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -35,6 +35,7 @@ from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import warn_of_other_engines
+from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import EngineOnFiles, LiveStore
 from time_index.check import check_time_index
@@ -45,6 +46,10 @@ from time_index.search import Named, waiting
 _DEFAULTS = StoreSettings()
 _LATEST_ADVANCE_MS = 2**62
 """Later than every promise; what is asked for beyond it would only overflow."""
+
+
+def _refuse_before_recovery(live: LiveStore, _extent: Extent) -> None:
+    unfinished(live, TIME_INDEX_TOPIC)
 
 
 class TimeIndexStore(EngineOnFiles):
@@ -100,7 +105,12 @@ class TimeIndexStore(EngineOnFiles):
                 "repeat_after_kill: a time index never repeats", expected=False, found=True
             )
         store = LiveStore.open(
-            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+            path,
+            clock=clock,
+            dialect=dialect,
+            settings=settings,
+            level_table=levels,
+            before_recovery=_refuse_before_recovery,
         )
         try:
             made = cls(store, limit, start_deliver_time_alias=start_deliver_time_alias)

@@ -106,8 +106,23 @@ KILLED: Final = frozenset(
 """Guards of equal messages, of kills and of changes of owner: runs with more of those look."""
 
 
+MOVED: Final = frozenset(
+    (
+        "a-stopped-rescheduling-is-not-finished",
+        "an-entry-is-neutralised-before-its-new-record-is-synced",
+        "a-message-moves-within-the-slot-of-its-marker",
+        "a-marker-takes-a-twin-of-what-moves",
+        "refused-behind-recovery-for-a-rescheduling",
+        "a-finished-rescheduling-refuses-another-engine",
+    )
+)
+"""Guards of messages that move, which some of the runs with the focus on kills look for."""
+
+
 def kinds_of(mutation: Mutation) -> tuple[str, ...]:
     """Of which kinds the runs are that can meet a mutation."""
+    if mutation.name in MOVED:
+        return ("moves",)
     parts = [part for part in KINDS if mutation.path.startswith(part)]
     return KINDS[max(parts, key=len)] if parts else ()
 
@@ -121,7 +136,7 @@ def found_by(mutation: Mutation, seeds: int, processes: int) -> int | None:
     focus = ["--failed-once"]
     if mutation.path.startswith("consumer_groups/"):
         focus += ["--focus", "groups"]
-    for word, names in (("damage", DAMAGED), ("kills", KILLED)):
+    for word, names in (("damage", DAMAGED), ("kills", KILLED | MOVED)):
         focus = ["--focus", word] if mutation.name in names else focus
     command += ["--seeds", str(seeds), "--processes", str(processes), *focus]
     command += ["--kinds", *kinds_of(mutation)]

@@ -44,6 +44,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.intake.rescheduling import unfinished
 from message_store.reading.consume_queue import Int64Array, UnitArray
 from message_store.writing.dispatch import Dispatcher
 
@@ -201,9 +202,10 @@ def refuse_before_recovery(
 
     Recovery gives entries that are missing due times by the level table, and so does the repair of
     due times: both would leave those of a wrong table on disk. Raises SourceError where the offsets
-    cannot be read or a queue has lost its first files, and OptionsError where messages wait that
-    the level table does not fit.
+    cannot be read, a queue has lost its first files or another engine has to finish a reschedule,
+    and OptionsError where messages wait that the level table does not fit.
     """
+    unfinished(live, LEVEL_TOPIC)
     start = where_to_start(live, offsets_choice)
     refuse_lost_first_files(live, start)
     if rules.on_table_change != "refuse":

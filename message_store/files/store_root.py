@@ -41,6 +41,7 @@ from message_store.files.segments import (
 )
 from message_store.files.small_files import (
     is_directory,
+    is_ordinary_file,
     is_present,
     replace_file,
     sync_directory,
@@ -374,6 +375,18 @@ class StoreRoot:
                 if directory == self.path.parent and isinstance(error, PermissionError):
                     continue  # it need not be ours
                 raise TargetError(f"{directory}: cannot be synced: {reason_of(error)}") from error
+
+    def sync_own_files(self) -> None:
+        """Come back when what a killed process wrote into small files of ours is on the disk. Some
+        other engine may close the store in order, and a loss of power would then leave them as they
+        were before. Raises TargetError.
+        """
+        paths = sorted(self.own.iterdir()) if is_directory(self.own) else []
+        for path in (each for each in paths if is_ordinary_file(each)):
+            try:
+                sync_file(path)
+            except OSError as error:
+                raise TargetError(f"{path}: cannot be synced: {reason_of(error)}") from error
 
     def mark_stopped(self) -> None:
         """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""

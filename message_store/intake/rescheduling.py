@@ -22,6 +22,7 @@ from message_store.intake.stored_again import kept_properties
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
+from message_store.writing.losses import StoreEnds
 from message_store.writing.store import LiveStore
 
 _DIGITS = 20
@@ -82,20 +83,30 @@ def replaced_by(message: StoredMessage, broker_name: str) -> Receipt | None:
 
 def finish_rescheduling(store: ReschedulingStore, waiting_topic: str) -> None:
     """Cancel what the last record of the log replaces, in a store that was just opened: a stop may
-    have come before that. Raises TargetError, and SourceError where the record waits in another
-    topic than this engine's: only its own engine can tell, and behind another record it would not.
+    have come before that. Raises TargetError, and as ``unfinished``.
     """
-    live = store.live
+    older = unfinished(store.live, waiting_topic)
+    if older is not None:
+        store.cancel(older)
+
+
+def unfinished(live: LiveStore, waiting_topic: str) -> Receipt | None:
+    """The message that the last record replaces, if a stop may have come before its cancel. Raises
+    SourceError where the record waits in another topic than this engine's: only its own engine can
+    tell, and behind another record it would not. So engines also ask before recovery. What was
+    flushed or closed behind that record is finished.
+    """
     last = None if live.was_clean else _last_record(live.log)
     older = None if last is None else replaced_by(last, live.settings.broker_name)
-    if last is None or older is None:
-        return
-    if last.topic != waiting_topic:
+    if last is None or older is None or last.topic == waiting_topic:
+        return older
+    ends = StoreEnds.read(live.root)
+    if ends is None or ends.log_end <= last.commit_log_offset:
         raise SourceError(
             f"{live.root.path}: was stopped while a message of {last.topic} was rescheduled; open"
             " it once with the engine that did that"
         )
-    store.cancel(older)
+    return None
 
 
 def _last_record(log: LiveLog) -> StoredMessage | None:

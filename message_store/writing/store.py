@@ -134,7 +134,7 @@ class LiveStore:
             extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
             refuse_cut_log(self.root, extent.end)
             files_end = self.log.end
-            self.log.end_at(extent.end)
+            self.log.end_at(extent.end, max(extent.last_start, 0))
             refuse_lost_beginnings(self.root, self.log, self.queues, self.levels)
             before_recovery(self, extent)
         except BaseException:
@@ -143,6 +143,8 @@ class LiveStore:
             raise
         self.log.end_at(files_end)  # recovery looks behind the end
         self.root.sync_names()
+        if not self.was_clean:
+            self.root.sync_own_files()
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         note_log_file_bytes(self.root, self.log.file_bytes)
         ends = StoreEnds.read(self.root)

@@ -12,6 +12,7 @@ from legacy_levels.backlog.backlog import read_backlog
 from message_store import AtMs, ManualClock, Message, Pending
 from message_store.base.errors import OtherEngineWarning, SourceError, TargetError
 from message_store.intake import rescheduling
+from message_store.writing.settings import StoreSettings
 from migrate.look.pending import pending_messages
 from time_index import TimeIndexStore
 from timer_wheel import HierarchicalWheelStore, WheelStore
@@ -19,6 +20,7 @@ from timer_wheel.timers import store as timers
 
 START_MS = 1_793_000_000_437
 OLD_MS, NEW_MS = START_MS + 60_000, START_MS + 120_000
+SMALL = StoreSettings(commit_log_file_bytes=1 << 14, queue_file_bytes=20 * 50)
 WANTED = [("B", OLD_MS), ("A", NEW_MS)]
 
 
@@ -33,7 +35,7 @@ def _kill(*_: object) -> None:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "store"
-    store = LevelStore.open(root, clock=ManualClock(START_MS))
+    store = LevelStore.open(root, clock=ManualClock(START_MS), settings=SMALL)
     receipt, _ = (store.schedule(Message("orders", b"", unique_key=k), AtMs(OLD_MS)) for k in "AB")
     store.flush()
     with monkeypatch.context() as patch:
@@ -42,6 +44,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             store.reschedule(receipt, AtMs(NEW_MS))
     store.abandon()
     return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    files = [each for each in root.rglob("*") if each.is_file() and each.name != "lock"]
+    return {str(each.relative_to(root)): each.read_bytes() for each in files}
 
 
 def test_who_only_reads_it_finds_each_message_once(root: Path) -> None:
@@ -55,13 +62,28 @@ def test_another_engine_leaves_it_to_the_one_that_did_it(
     root: Path, engine: type[WheelStore | HierarchicalWheelStore | TimeIndexStore]
 ) -> None:
     clock = ManualClock(START_MS)
+    before = contents(root)
     for _ in range(2):  # the second finds nothing of the first's still open
         with pytest.raises(SourceError, match="SCHEDULE_TOPIC_XXXX was rescheduled"):
-            engine.open(root, clock=clock)
-    with LevelStore.open(root, clock=clock) as store:
+            engine.open(root, clock=clock, settings=SMALL)
+        assert contents(root) == before
+    with LevelStore.open(root, clock=clock, settings=SMALL) as store:
         assert [(each.unique_key, each.due_ms) for each in store.pending()] == WANTED
     with pytest.warns(OtherEngineWarning):
-        engine.open(root, clock=clock).close()
+        engine.open(root, clock=clock, settings=SMALL).close()
+
+
+@pytest.mark.parametrize("engine", [WheelStore, HierarchicalWheelStore, TimeIndexStore])
+def test_what_was_finished_before_another_engine_came_is_no_reason_to_refuse_it_when_it_is_killed(
+    root: Path, engine: type[WheelStore | HierarchicalWheelStore | TimeIndexStore]
+) -> None:
+    clock = ManualClock(START_MS)
+    LevelStore.open(root, clock=clock, settings=SMALL).close()
+    for _ in range(2):
+        with pytest.warns(OtherEngineWarning):
+            engine.open(root, clock=clock, settings=SMALL).abandon()
+    with LevelStore.open(root, clock=clock, settings=SMALL) as store:
+        assert [(each.unique_key, each.due_ms) for each in store.pending()] == WANTED
 
 
 @pytest.mark.parametrize("engine", [WheelStore, HierarchicalWheelStore])

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 
 import attrs
 
-from message_store import Cancellation, Message, Receipt
+from message_store import Cancellation, Message, Pending, Receipt
 
 _FOR_EVER = 10**15
 SHORTEST_LEVEL_MS = 1_000
+WIDE = "WIDE"
+"""With what the names begin of messages that differ more from each other."""
 
 
 class Fate(enum.Enum):
@@ -44,10 +46,26 @@ class Uncertain(Protocol):
 
 def message_of(name: str) -> Message:
     """The message of a name: whoever schedules a name twice schedules equal messages."""
+    if name.startswith(WIDE):
+        return _wide_message(name, int(name.removeprefix(WIDE)))
     number = sum(name.encode())
     body = name + "x" * (0, 0, 50, 400, 3_000)[number % 5]
     topic = ("orders", "orders2")[number % 2]
     return Message(topic, body.encode(), queue_id=number // 2 % 2, unique_key=name)
+
+
+def _wide_message(name: str, number: int) -> Message:
+    """Of many topics and queues, as long as a file or empty, with all that a message may have."""
+    body = name + "x" * (0, 5_000, 7_000, 1)[number % 4]
+    return Message(
+        f"{WIDE}{number % 20}",
+        body.encode(),
+        tags=(None, "ätzend", "t" * 60)[number % 3],
+        keys=("42", "größer")[: number % 3],
+        properties={"Käufer": "𝄞 Müller"} if number % 2 else {},
+        queue_id=number % 7,
+        unique_key=name,
+    )
 
 
 @attrs.define(eq=False)
@@ -66,6 +84,10 @@ class Life:
     may: Fates = frozenset({ABSENT, PENDING})
     since: Fates = frozenset({ABSENT, PENDING})
     was_cancelled: bool = False
+    before: tuple[int, int] | None = None
+    """The first and last of its times since the last flush, if it was rescheduled."""
+    replaced_by: Life | None = None
+    """Of a receipt that names nothing any more: the message that it named before that moved."""
 
     @property
     def place(self) -> int:
@@ -87,6 +109,17 @@ class Life:
         if PENDING in self.may:
             self.become(self.may - {PENDING} | {fate})
 
+    def wait_for(self, early_ms: int, late_ms: int, receipt: Receipt | None) -> None:
+        """It has other times; a loss of power may bring the ones before back."""
+        self.before = _both((self.early_ms, self.late_ms), self.before)
+        self.early_ms, self.late_ms, self.receipt = early_ms, late_ms, receipt
+
+    def may_be_back(self) -> None:
+        """The power was lost: it may have any of its times since the last flush."""
+        if self.before is not None:
+            self.early_ms, self.late_ms = _both((self.early_ms, self.late_ms), self.before)
+            self.receipt = self.before = None
+
     def __str__(self) -> str:
         fates = "/".join(sorted(fate.value for fate in self.may))
         span = f"{self.early_ms}..{self.late_ms if self.late_ms < _FOR_EVER else ''}"
@@ -104,6 +137,12 @@ class Asked:
     fates: list[Fates]
     near_fates: list[Fates]
 
+    @property
+    def may_wait(self) -> list[Life]:
+        """Those that may have been pending."""
+        every = zip(self.meant + self.near, self.fates + self.near_fates, strict=True)
+        return [life for life, may in every if PENDING in may]
+
     def right_answers(self, *, forgets: bool) -> set[Cancellation]:
         """What a store may answer; one with a short retention may have forgotten deliveries."""
         if frozenset({PENDING}) in self.fates:
@@ -120,6 +159,31 @@ class Asked:
             right = {Cancellation.ALREADY_DELIVERED}
             return right | ({Cancellation.NEVER_EXISTED} if forgets else set())
         return set(Cancellation)
+
+
+@attrs.frozen
+class Moving:
+    """A reschedule that began: what it names, and how each of these was promised before."""
+
+    asked: Asked
+    now_ms: int
+    before: dict[Life, Life]
+
+    def did_nothing(self) -> None:
+        """All is as it was."""
+        for life, before in self.before.items():
+            life.early_ms, life.late_ms = before.early_ms, before.late_ms
+            life.scheduled_ms, life.receipt = before.scheduled_ms, before.receipt
+            life.before = before.before
+
+    def wrong_answer(self, answer: Receipt | Cancellation | None, *, forgets: bool) -> bool:
+        """Whether a store may not answer that; None: that several share what names the message."""
+        waits = self.asked.fates.count(frozenset({PENDING}))
+        if isinstance(answer, Receipt):
+            return waits > 1 or not self.before
+        if answer is None:
+            return len(self.asked.may_wait) < 2
+        return waits > 0 or answer not in self.asked.right_answers(forgets=forgets)
 
 
 @attrs.define
@@ -176,6 +240,14 @@ class Account:
 
     def cancel(self, life: Life, *, by_receipt: bool) -> Asked:
         """A cancellation of this message begins."""
+        asked = self._asked(life, by_receipt=by_receipt)
+        for each in asked.meant + asked.near:
+            each.may_also(CANCELLED)
+            each.was_cancelled = True
+        return asked
+
+    def _asked(self, life: Life, *, by_receipt: bool) -> Asked:
+        """What a receipt or a handle names."""
         assert life.receipt is not None
         alike = [each for each in self._own() if each.name == life.name]
         if by_receipt and self.family != "timers":
@@ -188,11 +260,7 @@ class Account:
             meant = [life] if by_receipt else named
             near = [each for each in alike if each not in meant and self._is_near(each, life)]
             near = [*(each for each in named if each not in meant and each not in near), *near]
-        asked = Asked(meant, near, [each.may for each in meant], [each.may for each in near])
-        for each in meant + near:
-            each.may_also(CANCELLED)
-            each.was_cancelled = True
-        return asked
+        return Asked(meant, near, [each.may for each in meant], [each.may for each in near])
 
     @staticmethod
     def _is_named(life: Life, receipt: Receipt) -> bool:
@@ -216,10 +284,105 @@ class Account:
         told = ", ".join(map(str, asked.meant))
         return [f"cancel answers {answer.value!r} about: {told}, before: {asked.fates}"]
 
+    def reschedule(
+        self, life: Life, times_ms: tuple[int, int], now_ms: int, *, by_receipt: bool
+    ) -> Moving:
+        """This message begins to move to a time between these two; it has the old one or the new
+        one.
+        """
+        asked = self._asked(life, by_receipt=by_receipt)
+        named = [each for each in asked.may_wait if not by_receipt or each in asked.meant]
+        moving = Moving(asked, now_ms, {each: attrs.evolve(each) for each in named})
+        first_ms, last_ms = times_ms
+        for each in named:
+            each.wait_for(min(each.early_ms, first_ms), max(each.late_ms, last_ms), None)
+            each.scheduled_ms = max(each.scheduled_ms, now_ms)
+        return moving
+
+    def rescheduled(
+        self, moving: Moving, answer: Receipt | Cancellation | None, *, forgets: bool
+    ) -> list[str]:
+        """The answer, see ``Moving``; what is wrong with it."""
+        asked = moving.asked
+        wrong = moving.wrong_answer(answer, forgets=forgets) and not self.is_repeating
+        if isinstance(answer, Receipt):
+            sure = [each for each in asked.meant if each.may == {PENDING}] or list(moving.before)
+            if len(sure) == 1:
+                self._moved(moving, sure[0], answer)
+        else:
+            moving.did_nothing()
+        if not wrong:
+            return []
+        told = ", ".join(map(str, asked.meant + asked.near))
+        return [f"reschedule answers {answer} about: {told}, before: {asked.fates}"]
+
+    def _moved(self, moving: Moving, life: Life, receipt: Receipt) -> None:
+        """This one surely moved."""
+        moving.did_nothing()
+        life.become({PENDING})
+        if receipt.commit_log_offset == life.place:  # it would have stayed in its slot
+            life.receipt = receipt
+            return
+        self._batches += 1
+        gone: Fates = frozenset({CANCELLED})
+        self.lives.append(
+            attrs.evolve(life, batch=self._batches, may=gone, since=gone, was_cancelled=True,
+                         before=None, replaced_by=life)
+        )  # fmt: skip
+        life.wait_for(receipt.promised_ms, receipt.promised_ms, receipt)
+        life.scheduled_ms = moving.now_ms
+        if self.family == "levels":  # which wait for the disk
+            life.since, life.before = life.may, None
+
+    def cancel_all(self, name: str) -> Asked:
+        """All pending messages of a name begin to be cancelled."""
+        alike = [each for each in self.lives if self.is_own(each, name) and PENDING in each.may]
+        asked = Asked(alike, [], [each.may for each in alike], [])
+        for each in alike:
+            each.may_also(CANCELLED)
+            each.was_cancelled = True
+        return asked
+
+    def is_own(self, life: Life, name: str) -> bool:
+        """Whether the engine that is asked has it, and it has this name."""
+        return life.name == name and life.family == self.family
+
+    def cancelled_all(self, asked: Asked, answers: Sequence[Cancellation]) -> list[str]:
+        """The answers about each that was found; what is wrong with them."""
+        for each in asked.meant:
+            each.surely(CANCELLED)
+        least = asked.fates.count(frozenset({PENDING}))
+        is_right = least <= len(answers) <= len(asked.fates)
+        if (is_right and set(answers) <= {Cancellation.CANCELLED}) or self.is_repeating:
+            return []
+        told = ", ".join(map(str, asked.meant))
+        return [f"cancel by key answers {answers} about: {told}, before: {asked.fates}"]
+
+    def wrong_times(self, pending: Sequence[Pending]) -> list[str]:
+        """What is wrong with the times for which messages are said to wait."""
+        if self.is_repeating:
+            return []
+        left = [each for each in self._own() if PENDING in each.may]
+        wrong = []
+        for each in sorted(pending, key=lambda one: one.due_ms):
+            fits = [
+                life
+                for life in left
+                if life.name == each.unique_key and life.early_ms <= each.due_ms <= life.late_ms
+            ]
+            if fits:
+                left.remove(min(fits, key=lambda life: life.late_ms))
+            else:
+                told = "; ".join(str(life) for life in self.lives if life.name == each.unique_key)
+                wrong.append(f"said to wait for {each.due_ms}, of: {told}")
+        return wrong
+
     def flushed(self) -> None:
         """What is so now outlives a loss of power."""
         for each in self._all:
             each.since = each.may
+        for life in self.lives:
+            life.before = None
 
     @contextmanager
     def flushing(self) -> Iterator[None]:
@@ -227,20 +390,24 @@ class Account:
         be on the disk. One that fails makes nothing certain.
         """
         before = [(each, each.since) for each in self._all]
-        for each in self._all:
-            each.since = each.may
+        moved = [(each, each.before) for each in self.lives if each.before is not None]
+        self.flushed()
         try:
             yield
         except BaseException:
             for each, since in before:
                 each.since |= since
+            for life, times_ms in moved:
+                life.before = _both(times_ms, life.before)
             raise
 
     def power_lost(self) -> None:
         """Nothing is certain but what was so all the time since the last flush."""
         for other in self.others:
             other.may = other.since
+        self.lives = [each for each in self.lives if not _may_name_again(each)]
         for life in self.lives:
+            life.may_be_back()
             life.become(life.since)
             if ABSENT in life.may:  # a batch that nobody flushed may be there in part
                 self._batches += 1
@@ -262,6 +429,8 @@ class Account:
         if family == self.family:
             for life in self._own():
                 life.late_ms += precision_ms
+                if life.before is not None:
+                    life.before = life.before[0], life.before[1] + precision_ms
         self.family = family
 
     def moved(self, source: str, target: str, precision_ms: int) -> None:
@@ -356,6 +525,16 @@ class Account:
             if there and absent:
                 wrong.append(f"torn: {len(there)} of {len(lives)} handed over with {there[0].name}")
         return wrong
+
+
+def _both(span: tuple[int, int], other: tuple[int, int] | None) -> tuple[int, int]:
+    """The shortest span with both in it."""
+    return span if other is None else (min(span[0], other[0]), max(span[1], other[1]))
+
+
+def _may_name_again(life: Life) -> bool:
+    """Whether this receipt named nothing, and a loss of power may have brought its message back."""
+    return life.replaced_by is not None and life.replaced_by.before is not None
 
 
 def _sums(counts: Sequence[dict[Fate, tuple[int, int]]]) -> set[tuple[int, int]]:

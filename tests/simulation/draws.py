@@ -32,6 +32,14 @@ GROUPS: Final = "groups"
 
 FOCUSES: Final = (DAMAGE, KILLS, INDEX, GROUPS)
 
+MOVES: Final = "moves"
+"""A kind: messages are also rescheduled and cancelled by key, somebody asks what became of them,
+and the settings change. It came later than others: the runs that failed once are of the others.
+"""
+
+MOVES_EVERY: Final = 4
+"""The last of so many runs is of that kind."""
+
 
 @attrs.frozen
 class Strike:
@@ -60,10 +68,16 @@ class Drawn:
     count: int
     strikes: dict[int, Strike]
     harm: tuple[int, str] | None
+    moves: bool = False
 
     @staticmethod
     def of(seed: int, focus: str | None = None) -> Drawn:
         """What this seed gives, with a focus or without."""
+        drawn = Drawn._of(seed, focus)
+        return attrs.evolve(drawn, moves=seed % MOVES_EVERY == MOVES_EVERY - 1)
+
+    @staticmethod
+    def _of(seed: int, focus: str | None = None) -> Drawn:
         rng = random.Random(f"run {seed}" if focus is None else f"{focus} {seed}")
         owner = draw_owner(rng)
         looks = rng.choice([0.0, 0.3, 1.0])
@@ -103,8 +117,9 @@ class Drawn:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The engine that it begins with; and whether a file is damaged."""
-        return frozenset({self.owner.engine} | ({DAMAGE} if self.harm is not None else set()))
+        """The engine that it begins with; whether a file is damaged; whether messages move."""
+        more = {DAMAGE: self.harm is not None, MOVES: self.moves}
+        return frozenset({self.owner.engine, *(kind for kind, is_so in more.items() if is_so)})
 
 
 def draw_owner(rng: random.Random) -> Owner:

@@ -14,6 +14,9 @@ FAILED_ONCE: Final = {
     "a-marker-before-the-hand-is-forgotten": 923_322,
     "a-cancel-is-in-memory-alone-after-a-flush": 923_904,
     "a-unit-without-its-record-counts-for-the-first-message": 947_966,
+    "small-files-of-a-killed-process-are-in-memory-alone-when-another-engine-closes": 6_008_409,
+    "a-repeating-wheel-loses-what-only-its-hand-tells-of-after-a-loss-of-power": 6_014_158,
+    "a-close-of-a-store-in-doubt-counts-as-a-flush": 6_010_908,
 }
 """What was wrong, and the seed that met it."""
 

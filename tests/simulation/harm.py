@@ -18,12 +18,10 @@ from message_store import Severity
 from message_store.base.errors import DelayStoreError
 from tests.faults.damage import Damage, damage_file, data_ranges
 from tests.independent.raw_files import commit_log_records, queue_units_by_index
-from tests.simulation.account import ABSENT, CANCELLED, DELIVERED, PENDING, Life
+from tests.simulation.account import ABSENT, CANCELLED, DELIVERED, PENDING, Life, message_of
 from tests.simulation.world import DAY_MS, World, WrongError
 
 KINDS = {"flip": "flip", "hole": "zero", "gone": "gone", "cut": "cut"}
-_TOPICS = ("orders", "orders2")
-_QUEUES = (0, 1)
 _MOST_BYTES = 4_096
 _UNREADABLE = 8
 """After so many records in a row that cannot be read, a queue has no more."""
@@ -195,9 +193,9 @@ class _Used:
     def _came(self) -> Counter[str]:
         """Message by message, so that one that cannot be read hides no other."""
         found = self.world.came_before
-        for topic in _TOPICS:
-            for queue_id in _QUEUES:
-                found += self._came_to(topic, queue_id)
+        messages = [message_of(name) for name in self._groups()]
+        for topic, queue_id in sorted({(each.topic, each.queue_id) for each in messages}):
+            found += self._came_to(topic, queue_id)
         return found
 
     def _came_to(self, topic: str, queue_id: int) -> Counter[str]:

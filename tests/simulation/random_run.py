@@ -19,11 +19,12 @@ from typing import Final
 import attrs
 
 from message_store.base.errors import DelayStoreError
-from tests.simulation.account import PENDING, Life
+from tests.simulation.account import PENDING, WIDE, Life
 from tests.simulation.bench import START_MS
 from tests.simulation.cases import POWER
-from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, Drawn, Strike
+from tests.simulation.draws import DAMAGE, ENGINES, FAULTS, KILLS, Drawn, Strike, draw_owner
 from tests.simulation.harm import harm
+from tests.simulation.moves import ask, cancel_all, find, reschedule
 from tests.simulation.simulated_disk import Event, Failing, Killed
 from tests.simulation.together import Together, ToSchedule
 from tests.simulation.world import DAY_MS, FAMILIES, Owner, World, WrongError
@@ -77,7 +78,7 @@ class RandomRun:
         self.world = World(drawn.owner, folder)
         self.count, self._looks = drawn.count, drawn.looks
         self._strikes, self._harm = drawn.strikes, drawn.harm
-        self._focus = focus
+        self._focus, self._moves = focus, drawn.moves
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -251,8 +252,9 @@ class RandomRun:
 
         quiet(lambda _rng: world.look())
         for family in sorted({life.family for life in world.account.lives} | {world.owner.family}):
-            if family != world.owner.family:
-                quiet(partial(self._change_family, to=family))
+            for _ in range(2):  # what was stopped in a reschedule refuses once
+                if family != world.owner.family:
+                    quiet(partial(self._change_family, to=family))
             for step_ms in _TO_THE_END_MS:
                 world.clock.tick(step_ms)
                 for _ in range(4 if world.owner.async_delivery else 1):
@@ -298,6 +300,8 @@ class RandomRun:
                 (self._lose_what_is_made_anew, 2),
                 (lambda _rng: world.open_twice(), 1),
             ]
+        if self._moves:
+            actions += [(self._reschedule, 10), (self._by_key, 5), (self._change_settings, 2)]
         return [*actions, (self._change_family, 1)]
 
     def _flush(self, rng: random.Random) -> None:
@@ -351,6 +355,8 @@ class RandomRun:
     def _name(self, rng: random.Random) -> str:
         if self._focus == KILLS:
             return rng.choice(_LETTERS[:3])
+        if self._moves and rng.random() < 0.2:
+            return f"{WIDE}{rng.randrange(60)}"
         if rng.random() < 0.5:
             return rng.choice(_LETTERS)
         return f"K{rng.randrange(40)}"
@@ -384,6 +390,20 @@ class RandomRun:
             life = rng.choice(known)
             assert life.receipt is not None
             self.world.schedule([life.name], [life.receipt.due_ms], at_once=False)
+
+    def _reschedule(self, rng: random.Random) -> None:
+        """Some messages move to another time, often one of the last ones more than once."""
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            known = self.world.known
+            if known:
+                life = rng.choice(known[-6:] if rng.random() < 0.8 else known)
+                by_receipt = rng.random() < 0.7
+                reschedule(self.world, life, self._dues_ms(rng), by_receipt=by_receipt)
+
+    def _by_key(self, rng: random.Random) -> None:
+        known = self.world.account.lives
+        name = rng.choice(known).name if known and rng.random() < 0.9 else self._name(rng)
+        rng.choice([cancel_all, find, ask, ask])(self.world, name)
 
     def _twice_in_a_moment(self, rng: random.Random) -> None:
         """One is delivered, an equal one is taken back, and each is asked about."""
@@ -480,6 +500,22 @@ class RandomRun:
         world.former_owner, world.is_ours_alone = before, False
         world.account.changed_hands(owner.family, max(owner.slot_ms, before.slot_ms, 1_000))
         world.open_or_go_back()
+
+    def _change_settings(self, rng: random.Random) -> None:
+        """The same engine is opened with other settings, all but what retention and kills do."""
+        old, new = self.world.owner, draw_owner(rng)
+        settings = attrs.evolve(
+            new.settings,
+            retention_ms=old.settings.retention_ms,
+            repeat_after_kill=old.settings.repeat_after_kill,
+        )
+        is_async = old.engine == "levels" and rng.random() < 0.3
+        self._become(
+            rng,
+            attrs.evolve(old, settings=settings, window_slots=new.window_slots,
+                         snapshots=old.engine == "wheel" and rng.random() < 0.3,
+                         async_delivery=is_async),
+        )  # fmt: skip
 
     def _change_family(self, rng: random.Random, to: str | None = None) -> None:
         """Levels and wheels by turns, each with messages of its own."""

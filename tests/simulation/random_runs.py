@@ -28,7 +28,7 @@ import attrs
 import pytest
 
 from message_store.base import parallel
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, Drawn
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, MOVES, Drawn
 from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS
 from tests.simulation.group_run import GroupRun
 from tests.simulation.random_migration import run_migration
@@ -213,7 +213,8 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--events", action="store_true", help="and every change of its disk")
     parser.add_argument("--shorten", action="store_true", help="leave out what is not needed")
     parser.add_argument("--focus", choices=FOCUSES, help="other runs, with more of one thing")
-    parser.add_argument("--kinds", nargs="*", choices=[*ENGINES, MIGRATION, DAMAGE], default=[],
+    kinds = [*ENGINES, MIGRATION, DAMAGE, MOVES]
+    parser.add_argument("--kinds", nargs="*", choices=kinds, default=[],
                         help="of these alone: what a run begins with, or is about")  # fmt: skip
     parser.add_argument("--failed-once", action="store_true",
                         help="begin with the runs that failed once")  # fmt: skip

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from message_store.writing.settings import StoreSettings
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, INDEX
+from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, INDEX, KILLS, MOVES, Drawn
 from tests.simulation.failed_once import FAILED_ONCE
 from tests.simulation.harm import KINDS
-from tests.simulation.random_runs import MIGRATION_EVERY, run_seed
+from tests.simulation.random_runs import MIGRATION_EVERY, run_seed, seeds_of
 from tests.simulation.simulated_disk import Event
 from tests.simulation.together import Together
 from tests.simulation.world import Owner, World
@@ -39,6 +39,24 @@ def test_a_run_is_sound_and_the_same_again(tmp_path: Path, number: int) -> None:
 def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
     outcome = run_seed(seed, tmp_path / "run")
     assert not outcome.wrong, outcome.trace
+
+
+def test_runs_that_failed_once_have_the_steps_that_they_had_then() -> None:
+    assert not any(Drawn.of(seed).moves for seed in FAILED_ONCE.values())
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("focus", [None, KILLS, INDEX, DAMAGE])
+def test_runs_in_which_messages_move_are_sound_and_the_same_again(
+    tmp_path: Path, focus: str | None
+) -> None:
+    told: list[str] = []
+    for seed in seeds_of(1, 3, [MOVES], focus):
+        one, other = (run_seed(seed, tmp_path / "run", focus=focus) for _ in range(2))
+        assert not one.wrong, one.trace
+        assert one.trace == other.trace
+        told += one.trace
+    assert any("reschedule" in line or "ask about" in line for line in told)
 
 
 def _changed(event: Event) -> tuple[str, str]:

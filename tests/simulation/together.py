@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import attrs
 
@@ -23,6 +23,10 @@ from tests.simulation.turns import TURNS
 from tests.simulation.world import World, is_given_back
 
 Work = Callable[[], object]
+
+
+class _NotFlushedError(Exception):
+    pass
 
 
 @attrs.frozen
@@ -147,7 +151,10 @@ class Together:
         if self._account.is_repeating:
             return
         lives = self._account.lives
+        # What rolls may be missing where retention takes its older record meanwhile.
+        may_miss = self._advances and self._world.forgets and self._account.family == "timers"
         always = [life for life in lives if before.get(life) == life.may == {PENDING}]
+        always = [] if may_miss else always
         ever = [life for life in lives if PENDING in before.get(life, {PENDING})]
         wrong = [
             f"beside it {count} messages are pending, not {len(always)} to {len(ever)}"
@@ -220,6 +227,10 @@ class Together:
         self._counted.append(found.pending)
 
     def _close(self) -> None:
-        with self._account.flushing():
+        """One in doubt is released as after a kill, and has flushed nothing."""
+        live = self._world.store.live  # type: ignore[attr-defined]
+        with suppress(_NotFlushedError), self._account.flushing():
             self._world.store.close()
+            if not live.root.was_stopped_cleanly:
+                raise _NotFlushedError
         self._is_closed = True

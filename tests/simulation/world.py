@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import attrs
 import numpy as np
@@ -27,7 +28,12 @@ from message_store import (
     MessageBatch,
     Severity,
 )
-from message_store.base.errors import DelayStoreError, StoreLockedError, UnsupportedDelayError
+from message_store.base.errors import (
+    DelayStoreError,
+    OtherEngineWarning,
+    StoreLockedError,
+    UnsupportedDelayError,
+)
 from message_store.format.java_numbers import LONG_MAX
 from message_store.redelivery.lineage import first_offset
 from migrate.look.inspect import inspect_store
@@ -109,6 +115,8 @@ class World:
         """Whether messages may have been delivered that nobody has looked for."""
         self._lacks_entries = False
         """Whether power was lost, and nobody has made entries of queues from the log since."""
+        self._lacks_files = False
+        """Whether files are gone that the next opening makes anew: no broker could."""
         self._store: DelayStore | None = None
         self._seen: dict[int, Found] = {}
         self._always = ExitStack()
@@ -152,8 +160,11 @@ class World:
         """Open the store; refusals go to whoever asked."""
         if self._store is None:
             self.disk.opened_again()
-            self._store = self.owner.open(self.root, self.clock)
-            self._lacks_entries, self.former_owner = False, None
+            with catch_warnings():
+                simplefilter("ignore", OtherEngineWarning)  # several have this store by turns
+                self._store = self.owner.open(self.root, self.clock)
+            self._lacks_entries = self._lacks_files = False
+            self.former_owner = None
 
     def open_or_go_back(self) -> None:
         """Open the store; where a new owner is refused, the one before him goes on."""
@@ -166,6 +177,7 @@ class World:
             if str(self.root) not in str(error):
                 self.require([f"a refusal that names no file: {error}"])
             self.owner = self.former_owner
+            self.account.family = self.owner.family
             self.open()
 
     def close(self, *, is_orderly: bool = True) -> None:
@@ -224,7 +236,7 @@ class World:
                 receipts = self.handed_over(*chosen, at_once=at_once)
             except UnsupportedDelayError:
                 self.account.refused(begun)
-                self._require_too_long(chosen[1])
+                self.require_too_long(chosen[1])
                 continue
             self.account.scheduled(begun, receipts)
             self._require_promises(begun)
@@ -241,7 +253,8 @@ class World:
         pairs = zip(messages, dues_ms, strict=True)
         return [self.store.schedule(message, AtMs(due_ms)) for message, due_ms in pairs]
 
-    def _require_too_long(self, dues_ms: Sequence[int]) -> None:
+    def require_too_long(self, dues_ms: Sequence[int]) -> None:
+        """Hold a refusal of these times to what the engine promises."""
         longest_ms = max(dues_ms) - self.clock.now_ms()
         limits_ms = {"levels": 7_200_000, "time-index": self.owner.settings.retention_ms}
         if longest_ms <= limits_ms.get(self.owner.engine, longest_ms):
@@ -257,13 +270,15 @@ class World:
             if not 0 <= late_ms <= max(limit_ms, self.account.widest_ms, 3):
                 self.require([f"promised {late_ms} ms after it is due: {life}"])
 
+    @property
+    def known(self) -> list[Life]:
+        """Those of which the engine that has the store may be asked."""
+        lives = [life for life in self.account.lives if life.receipt is not None]
+        return [life for life in lives if life.family == self.account.family]
+
     def cancel(self, rng: random.Random) -> None:
         """Take one back, or try to: any that was promised, the last ones more often."""
-        known = [
-            life
-            for life in self.account.lives
-            if life.receipt is not None and life.family == self.account.family
-        ]
+        known = self.known
         if not known:
             return
         life = rng.choice(known[-8:] if rng.random() < 0.7 else known)
@@ -342,8 +357,10 @@ class World:
         """Everything that must hold of an open store."""
         self.see()
         pending = list(self.store.pending())
-        shown = [each.unique_key or "" for each in pending if not is_given_back(each.topic)]
-        self.require(self.account.observe(Counter(shown), self.came))
+        own = [each for each in pending if not is_given_back(each.topic)]
+        shown = Counter(each.unique_key or "" for each in own)
+        self.require(self.account.observe(shown, self.came))
+        self.require(self.account.wrong_times(own))
         errors = [each for each in self.store.check() if each.severity is Severity.ERROR]
         self.require([f"check finds: {each}" for each in errors])
         if self.owner.async_delivery and self.owner.engine == "levels":
@@ -379,7 +396,8 @@ class World:
         disk, while what was delivered or rolled by it is not.
         """
         queue = self.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
-        if self.owner.engine != "wheel" or not self.is_ours_alone or not queue.exists():
+        is_a_broker_s = self.owner.engine == "wheel" and self.is_ours_alone and queue.exists()
+        if not is_a_broker_s or self._lacks_files:
             return
         look = partial(
             look_as_a_broker,
@@ -463,6 +481,7 @@ class World:
             return
         self.say(f"{name} is lost")
         shutil.rmtree(self.root / name, ignore_errors=True)
+        self._lacks_files = True
         self.new_disk()
         self.account.flushed()
 

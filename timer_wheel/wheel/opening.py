@@ -23,6 +23,7 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import SegmentReader, list_segments, require_appendable
 from message_store.format.properties import TIMER_TOPIC
+from message_store.intake.rescheduling import unfinished
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
@@ -49,6 +50,7 @@ from timer_wheel.wheel.recovery import (
     begins_at_flush,
     done_before_us,
     find_done,
+    first_undone_ms,
     has_lost_files,
     has_torn_end,
     move_to,
@@ -68,9 +70,10 @@ from timer_wheel.wheel.waiting import next_due_ms
 def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
     """Look whether a wheel can be opened, and change nothing: recovery would change log and queues
     of a store that is refused then. Raises SourceError for a timer log that nothing can be appended
-    to, and where nobody knows any more what a broker had delivered. What a hierarchical wheel left
-    of a wheel in files does not count.
+    to, where nobody knows any more what a broker had delivered, and for a reschedule that another
+    engine has to finish. What a hierarchical wheel left of a wheel in files does not count.
     """
+    unfinished(store, TIMER_TOPIC)
     if read_active(store.root) is not None:
         return
     segments = list_segments(store.root.timer_log)
@@ -142,9 +145,10 @@ def _open(
         _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = attrs.evolve(wheel, precision_ms=asked_ms)
-    timers = _from_timer_log(
-        store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms)
-    )
+    known = attrs.evolve(settings, precision_ms=known_ms or asked_ms)
+    timers = _from_timer_log(store, log, files, known)
+    if store.repeats and (undone_ms := first_undone_ms(timers)) < timers.wheel.hand_ms:
+        timers = _from_timer_log(store, log, files, known, hand_ms=undone_ms)
     if is_in_doubt:
         timers.metrics.forget()
     apply_older_markers(timers)
@@ -216,10 +220,15 @@ def _markers(timers: LiveTimers) -> RecallMarks:
 
 
 def _from_timer_log(
-    store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
+    store: LiveStore,
+    log: LiveTimerLog,
+    files: WheelFiles,
+    settings: WheelSettings,
+    hand_ms: int | None = None,
 ) -> LiveTimers:
-    """The wheel rebuilt from the timer log, with the hand where the checkpoint says."""
-    wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
+    """The wheel rebuilt from the timer log, with the hand there, or where the checkpoint says."""
+    hand_ms = _hand_ms(store, log, files, settings) if hand_ms is None else hand_ms
+    wheel = LiveWheel(settings.precision_ms, hand_ms)
     own = files.found_own
     counts = log.revise(wheel)
     mended = truncate_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0)

@@ -259,6 +259,27 @@ def find_done(timers: LiveTimers) -> None:
         replace_file(root.own / DEALT_WITH_NAME, text.encode())
 
 
+def first_undone_ms(timers: LiveTimers) -> int:
+    """Of a store that repeats: the first slot before the hand with a message of which the log does
+    not tell that it is done; where the hand is if there is none. A loss of power may leave the hand
+    of an advance, and not what that delivered or rolled.
+    """
+    own, hand_ms, log = timers.files.found_own, timers.wheel.hand_ms, timers.store.log
+    if own is None or not own.is_known or own.flushed_hand_ms >= hand_ms:
+        return hand_ms
+    names = Names.since(log, max(own.names_from, log.min_offset))
+    marks = find_markers(timers, own.flushed_hand_ms)
+    first_ms = hand_ms
+    for rows in timers.log.all_units():
+        passed = (rows.slot_time_ms >= own.flushed_hand_ms) & (rows.slot_time_ms < hand_ms)
+        rows = rows.rows(passed & ~rows.is_marker)
+        facts, offsets = timers.facts(rows, keys=True), rows.commit_log_offset
+        is_done = names.are_done(offsets, facts.lineages(offsets)) | marks.take_away(offsets, facts)
+        undone = rows.slot_time_ms[facts.is_fine & ~is_done]
+        first_ms = int(undone.min(initial=first_ms))
+    return floor_ms(first_ms, timers.precision_ms)
+
+
 def done_before_us(root: StoreRoot) -> Int64s:
     """Commit log offsets of what a broker had done when the store was taken over. One too many does
     no harm: no other record comes to lie there. Raises SourceError.
