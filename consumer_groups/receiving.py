@@ -24,7 +24,7 @@ _READ_AHEAD = 32
 """So many entries are read at once where fewer at a time are received."""
 
 
-def tag_filter(tags: str | None) -> Mapping[str | None, int] | None:
+def tag_filter(tags: str | None) -> Mapping[str, int] | None:
     """The tags that pass a filter such as ``"paid || sent"``, with the codes that entries have for
     them; None where all pass.
 
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
     now_ms: int
     until_ms: int
-    tags: Mapping[str | None, int] | None
+    tags: Mapping[str, int] | None
     is_ordered: bool
 
 

@@ -9,6 +9,7 @@ flush and dispatch lags, transactions.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
@@ -23,7 +24,7 @@ from message_store.format import properties as names
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.queue import LiveQueue
-from message_store.writing.store import EngineOnFiles, LiveStore
+from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import due_times
 
 Labels = tuple[tuple[str, str], ...]
@@ -81,6 +82,16 @@ class _Delays:
         yield Sample(labels, total, "_count")
 
 
+class _Engine(Protocol):
+    """What figures need of a store besides: every engine on files has it."""
+
+    def waiting_records(self) -> Iterator[LogDeliveries]:
+        """The record and the promise of each message that waits, in pieces."""
+
+    def unplaced_offsets(self) -> Int64s:
+        """Where the records lie that wait in a queue for their place."""
+
+
 class StoreMetrics:
     """The figures of one store from the moment at which this was made, when it was just opened.
 
@@ -90,8 +101,8 @@ class StoreMetrics:
     """
 
     def __init__(self, store: GroupStore) -> None:
-        assert isinstance(store, EngineOnFiles)
-        self._store, self._engine = store, store
+        assert store.live is not None
+        self._store, self._engine = store, cast(_Engine, store)
         self._live: LiveStore = store.live
         self._enqueued: Counter[str] = Counter()
         self._dequeued: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows the consumer groups of a store that is only looked at: how far each is, its dead letters,
-and where in its life one message is.
+and the state of a message.
 
 The progress of the groups is read before pending retries and topics. So the topics hold every
 message that was acknowledged. If a retry was stored or delivered meanwhile, all is read again.

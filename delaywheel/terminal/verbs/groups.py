@@ -90,11 +90,7 @@ def consume(
     """
     with loading(output):
         from consumer_groups import consumer_group, run_consumers
-        from consumer_groups.received import check_group
-    try:
-        check_group(group)
-    except BadFieldError as error:
-        raise click.BadParameter(str(error), param_hint="--group") from error
+    _require_name(group)
     words = None if command is None else _command(command)
     with opened(output, store, **given) as (engine, clock):
         _require_topic(engine, store, topic)
@@ -123,6 +119,16 @@ def consume(
             )
     output.consumed(worked.handled, worked.retried)
     click.get_current_context().exit(FINDINGS if worked.retried else DONE)
+
+
+def _require_name(group: str) -> None:
+    """Refuse a name that no group can have."""
+    from consumer_groups.received import check_group
+
+    try:
+        check_group(group)
+    except BadFieldError as error:
+        raise click.BadParameter(str(error), param_hint="--group") from error
 
 
 def _require_topic(engine: Engine, store: Path, topic: str) -> None:
