@@ -106,6 +106,10 @@ KILLED: Final = frozenset(
 """Guards of equal messages, of kills and of changes of owner: runs with more of those look."""
 
 
+GROUPED: Final = frozenset(("the-journal-of-a-killed-process-is-not-synced",))
+"""Guards of what groups wrote down, in other packages."""
+
+
 def kinds_of(mutation: Mutation) -> tuple[str, ...]:
     """Of which kinds the runs are that can meet a mutation."""
     parts = [part for part in KINDS if mutation.path.startswith(part)]
@@ -121,7 +125,7 @@ def found_by(mutation: Mutation, seeds: int, processes: int) -> int | None:
     focus = ["--failed-once"]
     if mutation.path.startswith("consumer_groups/"):
         focus += ["--focus", "groups"]
-    for word, names in (("damage", DAMAGED), ("kills", KILLED)):
+    for word, names in (("damage", DAMAGED), ("kills", KILLED), ("groups", GROUPED)):
         focus = ["--focus", word] if mutation.name in names else focus
     command += ["--seeds", str(seeds), "--processes", str(processes), *focus]
     command += ["--kinds", *kinds_of(mutation)]
