@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from consumer_groups import ConsumerGroup
+from consumer_groups.progress_table import SAVE_EVERY_MS
 from tests.simulation.draws import Strike
 from tests.simulation.group_account import BASE, GroupAccount, Hand
 from tests.simulation.group_run import GroupRun
@@ -74,10 +75,8 @@ class StruckGroupRun(GroupRun):
         group = self.group(account)
         self._receive_of(account, group, _TOPIC, _ALL, DAY_MS)
         self._acked(account, group, account.in_hand, rng)
-        self.world.clock.tick(rng.choice([0, 5_000]))  # then a flush saves the offsets
         together = Together(self.world, rng)
-        for _ in range(2):
-            together.flush()
+        together.also("flushes that save the offsets", self._flush_and_save)
         mine = random.Random(rng.random())
         together.also(
             f"{account.name}: back, and one retry",
@@ -100,6 +99,13 @@ class StruckGroupRun(GroupRun):
         self._strike, self.world.is_stale = Strike("kill", 0), True
         with self.world.failing_at(Failing(rng.choice([1, 1, 2, 3]), "kill")):
             self._give_back(account, group, again, None, None)
+
+    def _flush_and_save(self) -> None:
+        """Flush again and again. ``seek`` flushes as well, and one flush in five seconds saves."""
+        for _ in range(4):
+            self.world.clock.tick(SAVE_EVERY_MS)
+            with self.world.account.flushing():
+                self.world.store.flush()
 
     # --- what these are made of -------------------------------------------------------------------
 
