@@ -63,7 +63,7 @@ class QueuedReader:
             return self._messages(range(first, first + count), first + count)
         rows = self._rows_with(tags_codes, count)
         offsets = (first + rows[:max_units]).tolist()
-        end = first + count if len(rows) <= max_units else offsets[-1] + 1
+        end = first + count if len(rows) < max_units else offsets[-1] + 1
         return self._messages(offsets, end)
 
     def _rows_with(self, tags_codes: Collection[int], count: int) -> Int64s:
