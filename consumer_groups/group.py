@@ -15,6 +15,7 @@ from consumer_groups.progress_table import ProgressTable
 from consumer_groups.readable import Tell, read_readable, tell_log
 from consumer_groups.received import (
     FIRST_RETRY_LEVEL,
+    Acknowledgement,
     Received,
     check_group,
     dead_letter_topic,
@@ -190,17 +191,19 @@ class ConsumerGroup:
 
     # --- settling ---------------------------------------------------------------------------------
 
-    def ack(self, *messages: Received) -> None:
-        """These messages were worked on: the group never receives them again.
+    def ack(self, *messages: Received) -> Acknowledgement:
+        """These messages were worked on: the group never receives them again. Returns how many
+        that was true of, and how many were done before or never received.
 
         That outlives a kill when this returns, and a loss of power after the store's ``flush``.
         Raises StoreClosedError, and TargetError when the disk refuses: they stay in flight then.
         """
         with self._store.lock:
-            self._table.ack(self.name, messages)
+            answer = self._table.ack(self.name, messages)
             wants_flush = self._table.wants_flush
         if wants_flush:
             self._store.flush()
+        return answer
 
     def retry(self, message: Received, due: Due | None = None) -> None:
         """Receive this message again later: at ``due``, or after the delay of level 3, 4, 5 and so

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in its life a message is: waiting, delivered, in the hands of a group, or done."""
+"""Where in its life a message is: pending, delivered, in the hands of a group, or done."""
 
 from collections.abc import Sequence
 
@@ -30,12 +30,20 @@ def message_state(
     >>> with MemoryStore(ManualClock(0)) as store:
     ...     receipt = store.schedule(Message("orders", b"cancel 42"), AfterMs(90_000))
     ...     message_state(store, receipt).value
-    'waiting'
+    'pending'
     """
     with store.lock:
         unique_key = which if isinstance(which, str) else which.unique_key
-        steps = trace_message(store, unique_key)
-        of_key = steps
+        return state_by_steps(store, trace_message(store, unique_key), which, group)
+
+
+def state_by_steps(
+    store: GroupStore, of_key: Sequence[TraceStep], which: Receipt | str, group: str | None = None
+) -> MessageState:
+    """The same where all steps of the unique key are known, as in a store that is looked at."""
+    with store.lock:
+        unique_key = which if isinstance(which, str) else which.unique_key
+        steps = of_key
         if steps:
             newest = steps[-1].record.commit_log_offset
             steps = only_life_of(
@@ -46,7 +54,7 @@ def message_state(
         places = {step.record.commit_log_offset for step in steps}
         for pending in store.pending(unique_key=unique_key):
             if pending.commit_log_offset in places:
-                return MessageState.WAITING
+                return MessageState.PENDING
         return _state_of_past(store, steps, of_key, group)
 
 

@@ -53,6 +53,10 @@ class QueueProgress:
         is_behind = first >= self.offset
         return is_behind and (not self._ahead or self._ahead.isdisjoint(range(first, end)))
 
+    def are_in_flight(self, first: int, end: int) -> bool:
+        """Whether somebody works on all messages from ``first`` up to ``end``."""
+        return all(map(self._in_flight.__contains__, range(first, end)))
+
     @property
     def done_ahead(self) -> int:
         """How many messages after ``offset`` are done."""

@@ -12,11 +12,12 @@ from itertools import compress
 
 from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey, Run
 from consumer_groups.progress import Acked, QueueProgress
-from consumer_groups.received import Received, is_given_back, runs_of
+from consumer_groups.received import Acknowledgement, Received, is_given_back, runs_of
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import FormatError, StoreClosedError
 from message_store.format.message import StoredMessage
 from message_store.interface.queued_messages import identity_of
+from message_store.redelivery.lineage import first_offset
 
 SAVE_EVERY_MS = 5_000
 """How often a flush writes consumerOffset.json. RocketMQ: flushConsumerOffsetInterval (5.5.0)."""
@@ -175,7 +176,7 @@ class ProgressTable:
             for topic, by_key in wanted.items()
             for found in self._records_for(topic, by_key.keys(), key.group)
             for queue_offset in by_key.get(found.unique_key, ())
-            if found.commit_log_offset >= begun[queue_offset].log_end
+            if first_offset(found) >= begun[queue_offset].log_end
             and is_given_back(found, messages[queue_offset], begun[queue_offset].reconsume_times)
         }
 
@@ -202,18 +203,22 @@ class ProgressTable:
                 if message is not None:
                     yield message
 
-    def ack(self, group: str, messages: Sequence[Received]) -> None:
+    def ack(self, group: str, messages: Sequence[Received]) -> Acknowledgement:
         """Acknowledge these messages for a group: written down first, then known. Raises
         TargetError.
         """
         self.require_open()
-        runs = runs_of(messages, group)
-        if not all(map(self._is_open, runs)):
-            singles = (runs_of([message], group)[0] for message in messages)
-            is_open = [self._is_open(run) for run in singles]
-            runs = runs_of(list(compress(messages, is_open)), group)
-        if not runs:
-            return
+        runs, never = runs_of(messages, group), 0
+        if not all(map(self._is_in_flight, runs)):
+            answers = [self._is_open(runs_of([message], group)[0]) for message in messages]
+            never = answers.count(None)
+            runs = runs_of(list(compress(messages, answers)), group)
+        if runs:
+            self._ack_runs(runs)
+        count = sum(run.last - run.first + 1 for run in runs)
+        return Acknowledgement(count, len(messages) - count - never, never)
+
+    def _ack_runs(self, runs: Sequence[Run]) -> None:
         if self._files is not None:
             self._files.ack(runs)
         for run in runs:
@@ -223,10 +228,21 @@ class ProgressTable:
                     self._unsynced.pop((run.queue, queue_offset), None)
         self._acked_since_flush += len(runs)
 
-    def _is_open(self, run: Run) -> bool:
-        """Whether all of it may be acknowledged."""
+    def _is_in_flight(self, run: Run) -> bool:
+        """Whether the group works on all of it."""
         progress = self.find(run.queue)
-        return progress is not None and progress.are_open(run.first, run.last + 1)
+        return progress is not None and progress.are_in_flight(run.first, run.last + 1)
+
+    def _is_open(self, run: Run) -> bool | None:
+        """Whether a message may be acknowledged; None where the group never received it. One whose
+        time was over, or that a seek took from its holder, may be.
+        """
+        progress, at = self.find(run.queue), run.last
+        if progress is None:
+            return None
+        if progress.is_done(at) or progress.are_in_flight(at, at + 1):
+            return not progress.is_done(at)
+        return True if self._is_same(run.queue, at, run.identity) else None
 
     def give_back(self, key: QueueKey, message: StoredMessage, record: StoredMessage) -> None:
         """Note that ``record`` will be stored now, and ``message`` acknowledged then. Raises

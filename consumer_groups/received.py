@@ -25,6 +25,20 @@ DEFAULT_MAX_RETRIES = 16
 """RocketMQ: SubscriptionGroupConfig#retryMaxTimes."""
 
 
+@attrs.frozen
+class Acknowledgement:
+    """What became of the messages that ``ack`` was given, in counts.
+
+    ``acknowledged`` are done by it. ``done_before`` needed no more work: they were acknowledged,
+    given back or skipped, retention deleted them, or they were given twice. ``never_received`` were
+    not received by the group: it never read their queue, or another message has their place.
+    """
+
+    acknowledged: int
+    done_before: int
+    never_received: int
+
+
 def retry_topic(group: str) -> str:
     """The topic of a group's retries.
 

@@ -2,13 +2,14 @@
 """The figures of an open store under RocketMQ's own names (RIP-46), as values and for Prometheus.
 
 RocketMQ: DefaultStoreMetricsManager and BrokerMetricsManager (5.5.0). What is pending is counted
-once, from the files. From then on the queues tell what came in and what was delivered, so a look
-costs what happened since the last one. Left out is what has no meaning here: connections, flush and
-dispatch lags, transactions.
+once, as the engine lists it. From then on the queues tell what came in and what was delivered, so a
+look costs what happened since the last one. Left out is what has no meaning here: connections,
+flush and dispatch lags, transactions.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
@@ -21,19 +22,20 @@ from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.columns.message_batch import StoredBatch
 from message_store.format import properties as names
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
-from message_store.reading.engine_choice import EngineName
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
+from timer_wheel.format.timer_due import due_times
 
 Labels = tuple[tuple[str, str], ...]
 
 DELAY_BOUNDS_S = (60, 600, 3_600, 43_200, 86_400, 259_200)
 """The buckets of ``rocketmq_delay_message_latency``: a minute to three days."""
 
-_KINDS: Mapping[EngineName, str] = {
-    "levels": "levels", "wheel": "wheel", "hierarchy": "wheel", "time-index": "time-index",
-}  # fmt: skip
+SNAPSHOT_BOUNDS_S = (5, 60, 300, 900, 3_600, 14_400, 28_800, 86_400)
+"""The bounds of ``rocketmq_timer_message_snapshot``: five seconds to a day."""
+
+WIDEST_SLOT_MS = 1_000
 _PIECE = 1 << 16
 
 
@@ -80,32 +82,49 @@ class _Delays:
         yield Sample(labels, total, "_count")
 
 
+class _Engine(Protocol):
+    """What figures need of a store besides: every engine on files has it."""
+
+    def waiting_records(self) -> Iterator[LogDeliveries]:
+        """The record and the promise of each message that waits, in pieces."""
+
+    def unplaced_offsets(self) -> Int64s:
+        """Where the records lie that wait in a queue for their place."""
+
+
 class StoreMetrics:
     """The figures of one store from the moment at which this was made, when it was just opened.
 
     Counters count from then on. A message that this process cancels in a delay level stays counted
     as pending if a look has seen it: nothing tells of the cancel. Any thread may ask. Raises
-    SourceError where the files cannot be read.
+    SourceError where the files cannot be read, and FormatError for a record that is damaged.
     """
 
-    def __init__(self, store: GroupStore, engine: EngineName) -> None:
+    def __init__(self, store: GroupStore) -> None:
         assert store.live is not None
-        self._store = store
+        self._store, self._engine = store, cast(_Engine, store)
         self._live: LiveStore = store.live
         self._enqueued: Counter[str] = Counter()
         self._dequeued: Counter[str] = Counter()
         self._delays: dict[str, _Delays] = {}
+        self._pending: Counter[str] = Counter()
+        self._due: Counter[int] = Counter()
+        """How many pending messages are due in each second to come, at its end."""
         with store.lock:
-            self._pending = _pending_by_topic(self._live, engine, store.clock.now_ms())
+            for part in self._engine.waiting_records():
+                for topic, rows in _rows_by_topic(part.to_batch().property(names.REAL_TOPIC)):
+                    self._pending[topic] += len(rows)
+                self._due += _by_second(part.promised_ms)
             self._ends = {(q.topic, q.queue_id): q.max_offset for q in self._live.queues}
 
     def metrics(self) -> list[Metric]:
         """All metrics of this moment. Raises StoreClosedError, and SourceError."""
         with self._store.lock:
             self._live.require_open()
+            enqueuing = [*self._enqueue_metrics()]  # what looks for the next message places it
             for queue in self._live.queues:
                 self._look_at(queue)
-            return [*self._timer_metrics(), *self._group_metrics()]
+            return [*enqueuing, *self._timer_metrics(), *self._group_metrics()]
 
     # --- what happened since the last look --------------------------------------------------------
 
@@ -137,6 +156,10 @@ class StoreMetrics:
             due_ms = tags_codes
         else:
             due_ms = _numbers(batch.property(names.TIMER_OUT_MS))
+        if system_topic == names.TIMER_TOPIC:  # narrower slots end in the same second
+            due_ms = due_times(due_ms, batch.store_timestamp_ms, WIDEST_SLOT_MS)
+        self._due += _by_second(due_ms[is_new])
+        self._due -= _by_second(due_ms[is_cancel])
         delays_s = np.maximum(due_ms - batch.born_timestamp_ms, 0) // 1_000
         for topic, rows in _rows_by_topic(topics):
             count = int(is_new[rows].sum())
@@ -159,9 +182,43 @@ class StoreMetrics:
             for topic, count in sorted(counts.items())
         )
 
-    def _timer_metrics(self) -> Iterator[Metric]:
+    def _gauge(self, name: str, meaning: str, value: int) -> Metric:
+        return Metric(name, "gauge", meaning, (Sample(self._labels(), value),))
+
+    def _enqueue_metrics(self) -> Iterator[Metric]:
+        """How far an engine is behind with placing what came in."""
+        offsets, now_ms = self._engine.unplaced_offsets(), self._store.clock.now_ms()
+        since_ms = self._live.log.store_time_ms(int(offsets[0])) if len(offsets) else now_ms
+        meaning = "Messages that were stored and have no place on the wheel yet."
+        yield self._gauge("rocketmq_timer_enqueue_lag", meaning, len(offsets))
+        meaning = "Milliseconds since the first of these was stored."
+        yield self._gauge("rocketmq_timer_enqueue_latency", meaning, max(0, now_ms - since_ms))
+
+    def _dequeue_metrics(self) -> Iterator[Metric]:
+        """How far an engine is behind with delivering what is due, and what is due when."""
         next_due_ms, now_ms = self._store.next_due_ms(), self._store.clock.now_ms()
+        now_s = now_ms // 1_000
+        self._due = Counter({at: n for at, n in self._due.items() if at > now_s})
+        lag = max(0, self._pending.total() - self._due.total())
+        meaning = "Messages that are due and were not delivered yet."
+        yield self._gauge("rocketmq_timer_dequeue_lag", meaning, lag)
         late_ms = 0 if next_due_ms is None else max(0, now_ms - next_due_ms)
+        meaning = "Milliseconds for which the next message has been due."
+        yield self._gauge("rocketmq_timer_dequeue_latency", meaning, late_ms)
+        ahead_s = np.fromiter(self._due, np.int64, len(self._due)) - now_s
+        counts = np.fromiter(self._due.values(), np.int64, len(self._due))
+        buckets = np.searchsorted(SNAPSHOT_BOUNDS_S, ahead_s)
+        samples = tuple(
+            Sample(
+                self._labels(("timer_bound_s", str(bound))), int(counts[buckets == bucket].sum())
+            )
+            for bucket, bound in enumerate(SNAPSHOT_BOUNDS_S)
+        )
+        meaning = "Pending messages by the seconds until they are due, up to a day."
+        yield Metric("rocketmq_timer_message_snapshot", "gauge", meaning, samples)
+
+    def _timer_metrics(self) -> Iterator[Metric]:
+        yield from self._dequeue_metrics()
         yield Metric(
             "rocketmq_timing_messages", "gauge", "Pending messages.", self._by_topic(self._pending)
         )
@@ -176,12 +233,6 @@ class StoreMetrics:
             "counter",
             "Messages that were delivered.",
             self._by_topic(self._dequeued),
-        )
-        yield Metric(
-            "rocketmq_timer_dequeue_latency",
-            "gauge",
-            "Milliseconds for which the next message has been due.",
-            (Sample(self._labels(), late_ms),),
         )
         delays = (
             sample
@@ -236,22 +287,10 @@ def _numbers(texts: ByteColumn) -> Int64s:
     return int64s(pc.if_else(is_number, column, "0").cast(pa.int64()))
 
 
-def _pending_by_topic(live: LiveStore, engine: EngineName, now_ms: int) -> Counter[str]:
-    """How many messages are pending for each topic, as ``export`` finds them in the files."""
-    from migrate.table.pending_batches import pending_batches
-    from migrate.table.pending_table import TableOptions, pending_rows
-
-    options = TableOptions(now_ms=now_ms, after_crash=True, include_properties=False)
-    root, kind = live.root, _KINDS[engine]
-    counts: Counter[str] = Counter()
-    if live.log.end > live.log.min_offset:
-        rows = pending_rows(root.path, kind, options)
-        for part in rows.ranges():
-            for batch in pending_batches(root, kind, part, options):
-                for each in pc.value_counts(batch.column("topic")).to_pylist():
-                    if each["values"] is not None:
-                        counts[each["values"]] += each["counts"]
-    return counts
+def _by_second(due_ms: Int64s) -> Counter[int]:
+    """How many of these times are in each second, which is named by its end."""
+    seconds, counts = np.unique(-(-due_ms // 1_000), return_counts=True)
+    return Counter(dict(zip(seconds.tolist(), counts.tolist(), strict=True)))
 
 
 # --- Prometheus -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Pending
 from message_store.interface.waiting_messages import WaitingFilter, pending_of
+from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.log import LiveLog
 from time_index.index import CANCELS, TimeIndex, bucket_of
 from time_index.layouts import Bools, Units
@@ -39,6 +40,14 @@ def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[Pending]:
                 message = log.readable_record(offset, size_bytes)
             if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
+
+
+def waiting_records(index: TimeIndex) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits and can be read, bucket by bucket."""
+    for start_ms in index.starts():
+        units = index.look(start_ms)
+        units = units.rows(read_facts(index.store.log, units.offsets, units.sizes).is_fine)
+        yield LogDeliveries(index.store, units.offsets, units.sizes, units.due_ms)
 
 
 def _may_pass(log: LiveLog, units: Units, wanted: WaitingFilter) -> Bools:

@@ -41,7 +41,7 @@ from message_store.writing.store import EngineOnFiles, LiveStore
 from time_index.check import check_time_index
 from time_index.index import TimeIndex, bucket_of
 from time_index.intake import TimeIndexIntake
-from time_index.search import Named, waiting
+from time_index.search import Named, waiting, waiting_records
 
 _DEFAULTS = StoreSettings()
 _LATEST_ADVANCE_MS = 2**62
@@ -225,6 +225,12 @@ class TimeIndexStore(EngineOnFiles):
             self._index.place_queued()
             wanted = WaitingFilter(topic, due_after_ms, due_before_ms, unique_key)
             return iter(()) if level is not None else waiting(self._index, wanted)
+
+    def waiting_records(self) -> Iterator[LogDeliveries]:
+        """The record and the promise of each message that waits, in pieces."""
+        with self.live.reading():
+            self._index.place_queued()
+            return waiting_records(self._index)
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names."""

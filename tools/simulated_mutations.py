@@ -117,6 +117,8 @@ MOVED: Final = frozenset(
     )
 )
 """Guards of messages that move, which some of the runs with the focus on kills look for."""
+GROUPED: Final = frozenset(("the-journal-of-a-killed-process-is-not-synced",))
+"""Guards of what groups wrote down, in other packages."""
 
 
 def kinds_of(mutation: Mutation) -> tuple[str, ...]:
@@ -136,7 +138,7 @@ def found_by(mutation: Mutation, seeds: int, processes: int) -> int | None:
     focus = ["--failed-once"]
     if mutation.path.startswith("consumer_groups/"):
         focus += ["--focus", "groups"]
-    for word, names in (("damage", DAMAGED), ("kills", KILLED | MOVED)):
+    for word, names in (("damage", DAMAGED), ("kills", KILLED | MOVED), ("groups", GROUPED)):
         focus = ["--focus", word] if mutation.name in names else focus
     command += ["--seeds", str(seeds), "--processes", str(processes), *focus]
     command += ["--kinds", *kinds_of(mutation)]

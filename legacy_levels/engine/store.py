@@ -33,7 +33,11 @@ from legacy_levels.engine.intake import LevelIntake
 from legacy_levels.engine.offset_persistence import OffsetPersistence, neutralise
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
-from legacy_levels.engine.waiting_records import PendingFilter, iterate_pending
+from legacy_levels.engine.waiting_records import (
+    PendingFilter,
+    iterate_pending,
+    waiting_records,
+)
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.errors import SharedKeyError
 from message_store.files.config_files import TOPICS, read_config
@@ -319,6 +323,11 @@ class LevelStore(EngineOnFiles):
         wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
         with self.live.reading():
             return iterate_pending(self.state, wanted)
+
+    def waiting_records(self) -> Iterator[LogDeliveries]:
+        """The record and the due time of each message that waits, level by level, in pieces."""
+        with self.live.reading():
+            return waiting_records(self.state)
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names.

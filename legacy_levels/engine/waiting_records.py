@@ -21,6 +21,7 @@ from message_store.format import properties as names
 from message_store.format.java_numbers import INT_MAX, parse_long
 from message_store.interface.delay_store import Pending
 from message_store.reading.consume_queue import BoolArray
+from message_store.redelivery.deliveries import LogDeliveries
 
 if TYPE_CHECKING:
     from legacy_levels.engine.cursor import LevelCursor
@@ -240,3 +241,15 @@ def _of_level(
                         part.pending(row, cursor.level, int(due_ms[place]), int(sizes[place]))
                     )
             yield messages
+
+
+def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
+    """The record and the due time of all that waits and can be read, level after level."""
+    for cursor in state.cursors.values():
+        for _, units, waits in cursor.waiting():
+            units = units[waits]
+            offsets = units["commit_log_offset"].astype(np.int64)
+            sizes = units["size_bytes"].astype(np.int64)
+            for part in read_waiting(state.live.log, offsets, sizes):
+                places = offsets[part.rows], sizes[part.rows]
+                yield LogDeliveries(state.live, *places, units["tags_code"][part.rows])

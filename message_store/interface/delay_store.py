@@ -9,7 +9,7 @@ need not know which. Times are epoch milliseconds. A store reads its clock only 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
@@ -232,9 +232,17 @@ class TopicReader(Protocol):
         that is damaged.
         """
 
-    def queued(self, queue_id: int, from_offset: int, max_entries: int = 32) -> QueuePart:
+    def queued(
+        self,
+        queue_id: int,
+        from_offset: int,
+        max_entries: int = 32,
+        tags_codes: Collection[int] | None = None,
+    ) -> QueuePart:
         """The same messages, of at most so many entries of the queue, decoded only as far as
         somebody looks at them. A record that is damaged is in none of them.
+
+        With ``tags_codes``, entries with another tags code may be passed over, and do not count.
         """
 
     def ranges(self) -> Mapping[int, tuple[int, int]]:

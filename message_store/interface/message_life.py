@@ -31,7 +31,7 @@ class MessageState(enum.Enum):
     neither a delivery nor a cancel is told: see ``undelivered``.
     """
 
-    WAITING = "waiting"
+    PENDING = "pending"
     DELIVERED = "delivered"
     IN_FLIGHT = "in flight"
     ACKNOWLEDGED = "acknowledged"

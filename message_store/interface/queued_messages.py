@@ -15,6 +15,8 @@ from message_store.format.message_codec import decode_message_at
 
 _IDENTITY = "{0.commit_log_offset} {0.store_timestamp_ms} {0.born_timestamp_ms} {0.body_crc}"
 
+_TAGS = names.TAGS.encode() + names.NAME_VALUE_SEPARATOR
+
 COMPRESSED = -1
 """In place of where the body begins: a client compressed it."""
 
@@ -56,8 +58,16 @@ class QueuedRecord(NamedTuple):
 
     @property
     def tags(self) -> str | None:
-        """The tag, if it has one."""
-        return self.properties.get(names.TAGS)
+        """The tag, if it has one. Where one entry says it plainly, the others are not read."""
+        text = self.record[self.properties_at :]
+        before, is_there, rest = text.partition(_TAGS)
+        if not is_there:
+            return None
+        value = rest.partition(names.PROPERTY_SEPARATOR)[0]
+        is_plain = (
+            before[-1:] in (b"", names.PROPERTY_SEPARATOR) and _TAGS not in rest and value.isascii()
+        )
+        return value.decode() if is_plain and value else self.properties.get(names.TAGS)
 
     def decoded(self) -> StoredMessage:
         """All of it. The queue offset is the entry's: a flipped bit in the record's own would

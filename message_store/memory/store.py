@@ -9,7 +9,7 @@ Limitation: it keeps every message it was given, also delivered ones, as long as
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -88,8 +88,14 @@ class MemoryTopic:
         start = max(0, from_offset)
         return tuple(self._queues.get(queue_id, ())[start : start + max_messages])
 
-    def queued(self, queue_id: int, from_offset: int, max_entries: int = 32) -> QueuePart:
-        """The same, which are decoded already."""
+    def queued(
+        self,
+        queue_id: int,
+        from_offset: int,
+        max_entries: int = 32,
+        tags_codes: Collection[int] | None = None,
+    ) -> QueuePart:
+        """The same, which are decoded already: there are no entries with tags codes."""
         messages = self.read(queue_id, from_offset, max_entries)
         return QueuePart(messages, max(0, from_offset) + len(messages), {})
 

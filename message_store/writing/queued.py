@@ -3,12 +3,15 @@
 looks at a record decodes it.
 """
 
+from collections.abc import Collection, Sequence
+
 import attrs
 import numpy as np
 
 from message_store.base.errors import FormatError
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.message import StoredMessage
-from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.format.queue_unit import MAX_EXT_ADDRESS, QUEUE_UNIT
 from message_store.interface.queued_messages import Queued, QueuePart, queued_record_of
 from message_store.kernels.queued import (
     LOG_OFFSET,
@@ -41,21 +44,49 @@ class QueuedReader:
         self._table = np.zeros((UNIT_FIELDS, MOST_UNITS), np.int64)
         self._file_start = 0  # where the log file begins that was read last
 
-    def read(self, queue: LiveQueue, first: int, max_units: int) -> QueuePart:
-        """The messages of at most so many units from a queue offset on that the queue has."""
-        count = min(max_units, MOST_UNITS, queue.max_offset - first)
+    def read(
+        self,
+        queue: LiveQueue,
+        first: int,
+        max_units: int,
+        tags_codes: Collection[int] | None = None,
+    ) -> QueuePart:
+        """The messages of at most so many units from a queue offset on that the queue has, or of
+        those among them that may have one of these tags codes.
+        """
+        most = MOST_UNITS if tags_codes is not None else min(max_units, MOST_UNITS)
+        count = min(most, queue.max_offset - first)
         if count <= 0:
             return QueuePart((), first, {})
         queue.copy_units(first, self._units[: count * QUEUE_UNIT.size])
+        if tags_codes is None:
+            return self._messages(range(first, first + count), first + count)
+        rows = self._rows_with(tags_codes, count)
+        offsets = (first + rows[:max_units]).tolist()
+        end = first + count if len(rows) < max_units else offsets[-1] + 1
+        return self._messages(offsets, end)
+
+    def _rows_with(self, tags_codes: Collection[int], count: int) -> Int64s:
+        """The rows of the units that may have one of these tags codes; the units move to the front.
+        An address in the place of a code tells nothing.
+        """
+        units = np.frombuffer(self._units, QUEUE_UNIT.dtype)[:count]
+        codes = units["tags_code"].astype(np.int64)
+        rows = np.flatnonzero(np.isin(codes, list(tags_codes)) | (codes <= MAX_EXT_ADDRESS))
+        units[: len(rows)] = units[rows]
+        return int64s(rows)
+
+    def _messages(self, queue_offsets: Sequence[int], end: int) -> QueuePart:
+        """The messages of the first units, which have these queue offsets."""
+        count = len(queue_offsets)
         messages: list[Queued] = []
         left_bytes = _MOST_BYTES
         damaged: dict[int, FormatError] = {}
         row = 0
         while row < count:
             stop, data, begin = self._follow(row, count)
-            columns = zip(*self._table[:, row:stop].tolist(), strict=True)
-            at = first + row
-            for state, offset, size, identity, body, body_end, properties in columns:
+            columns = zip(queue_offsets[row:stop], *self._table[:, row:stop].tolist(), strict=True)
+            for at, state, offset, size, identity, body, body_end, properties in columns:
                 if state == WHOLE:
                     offset -= begin
                     record = bytes(data[offset : offset + size])
@@ -67,11 +98,10 @@ class QueuedReader:
                         messages.append(queued_message(self._log, offset, size, at))
                     except FormatError as error:
                         damaged[at] = error
-                at += 1
                 if left_bytes < 0:
-                    return QueuePart(messages, at, damaged)
+                    return QueuePart(messages, at + 1, damaged)
             row = stop
-        return QueuePart(messages, first + count, damaged)
+        return QueuePart(messages, end, damaged)
 
     def _follow(self, row: int, count: int) -> tuple[int, memoryview, int]:
         """Fill the table from ``row`` on as far as the records lie in one file; returns the row

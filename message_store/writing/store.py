@@ -20,6 +20,7 @@ from message_store.base.errors import (
 )
 from message_store.base.forks import belongs_to_this_process
 from message_store.base.locked import LockedWhileOpen
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import (
     identity_of,
@@ -470,6 +471,12 @@ class EngineOnFiles(ClosedOnExit):
         """A topic's queues, for reading."""
         with self.live.reading():
             return self.live.topic(name)
+
+    def unplaced_offsets(self) -> Int64s:
+        """Where the records lie that wait in a queue for their place; most engines place at
+        once.
+        """
+        return int64s([])
 
 
 def _is_near(last: tuple[int, int], now: tuple[int, int]) -> bool:

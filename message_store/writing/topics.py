@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topics of a store that is open for writing: what a consumer sees of them, and topics.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -55,13 +55,20 @@ class LiveTopic:
                 first += len(units)
             return tuple(messages)
 
-    def queued(self, queue_id: int, from_offset: int, max_entries: int = 32) -> QueuePart:
+    def queued(
+        self,
+        queue_id: int,
+        from_offset: int,
+        max_entries: int = 32,
+        tags_codes: Collection[int] | None = None,
+    ) -> QueuePart:
         """See ``TopicReader``."""
         with self._reading():
             queue = self._queues.find(self.name, queue_id)
             if queue is None:
                 return QueuePart((), from_offset, {})
-            return self._queued.read(queue, max(from_offset, queue.min_offset), max_entries)
+            first = max(from_offset, queue.min_offset)
+            return self._queued.read(queue, first, max_entries, tags_codes)
 
     def ranges(self) -> dict[int, tuple[int, int]]:
         """Each queue's first queue offset, and the one behind its last."""

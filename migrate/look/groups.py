@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the consumer groups of a store that is only looked at: how far each is, and its dead
-letters.
+"""Shows the consumer groups of a store that is only looked at: how far each is, its dead letters,
+and the state of a message.
 
 The progress of the groups is read before pending retries and topics. So the topics hold every
 message that was acknowledged. If a retry was stored or delivered meanwhile, all is read again.
@@ -16,6 +16,7 @@ import attrs
 
 from consumer_groups import GroupStore, Received, consumer_group, group_names, group_topics
 from consumer_groups.groups import ConsumerGroups
+from consumer_groups.life import state_by_steps
 from consumer_groups.offset_files import OffsetFiles
 from consumer_groups.readable import Tell
 from consumer_groups.received import dead_letter_topic, retry_topic
@@ -28,6 +29,8 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.delay_store import Pending
+from message_store.interface.message_life import MessageState
+from message_store.life.trace import trace_directory
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import LookedAtTopic
 from migrate.look.pending import PendingFilter, pending_messages
@@ -45,7 +48,8 @@ class GroupFacts:
 
     ``retries_ready`` and ``retries_waiting`` are its retries that were delivered, and those whose
     time has not come; ``dead`` are its dead letters, those on their way among them. ``in_flight``
-    is None beside a process that has the store: that alone knows, and they count as ready.
+    is None beside a process that has the store, and ``in_flight_unknown`` says why: what is
+    received is in the memory of that process alone. Such messages count as ready.
     """
 
     name: str
@@ -54,6 +58,7 @@ class GroupFacts:
     retries_waiting: int
     dead: int
     in_flight: int | None
+    in_flight_unknown: str | None = None
 
 
 class _LookedAtStore:
@@ -68,7 +73,7 @@ class _LookedAtStore:
         self._root = root
         self._log = log
         self._topics: dict[str, LookedAtTopic] = {}
-        self._pending: dict[str, list[Pending]] = {}
+        self._pending: dict[PendingFilter, list[Pending]] = {}
 
     def topic(self, name: str) -> LookedAtTopic:
         """A topic as it was when it was first asked for."""
@@ -76,14 +81,15 @@ class _LookedAtStore:
             self._topics[name] = LookedAtTopic(self._root, self._log, name)
         return self._topics[name]
 
-    def pending(self, *, topic: str) -> Iterator[Pending]:
-        """The messages that wait for a topic, as they were when that was first asked."""
-        if topic not in self._pending:
-            listed = pending_messages(
-                self._root.path, PendingFilter(topic=topic), now_ms=self.clock.now_ms()
-            )
-            self._pending[topic] = [each for each in listed if isinstance(each, Pending)]
-        return iter(self._pending[topic])
+    def pending(
+        self, *, topic: str | None = None, unique_key: str | None = None
+    ) -> Iterator[Pending]:
+        """The messages that wait for a topic, or have a key, as they were when first asked for."""
+        wanted = PendingFilter(topic=topic, key=unique_key)
+        if wanted not in self._pending:
+            listed = pending_messages(self._root.path, wanted, now_ms=self.clock.now_ms())
+            self._pending[wanted] = [each for each in listed if isinstance(each, Pending)]
+        return iter(self._pending[wanted])
 
 
 @contextmanager
@@ -121,6 +127,7 @@ def look_at_groups(path: Path, *, now_ms: int) -> list[GroupFacts]:
 
 
 _GIVEN_BACK = (retry_topic, dead_letter_topic)
+_WHY_UNKNOWN = "only the process that has the store open knows what is in flight"
 
 
 def _facts(store: GroupStore, name: str, is_beside: bool) -> GroupFacts:
@@ -135,6 +142,7 @@ def _facts(store: GroupStore, name: str, is_beside: bool) -> GroupFacts:
         waiting[retries],
         group.lag(letters).total + waiting[letters],
         None if is_beside else 0,
+        _WHY_UNKNOWN if is_beside else None,
     )
 
 
@@ -160,6 +168,24 @@ def look_at_dead_letters(
     """
     with looking_at(StoreRoot(path)), _groups_of(path, now_ms) as store:
         yield from consumer_group(store, group).dead_letters(tell_damage)
+
+
+def look_at_state(
+    path: Path, unique_key: str, group: str | None = None, *, now_ms: int
+) -> MessageState:
+    """Where in its life the newest message with a unique key is; see ``message_state``.
+
+    Nothing is in flight: that only the process knows that has the store. Nothing is written. Raises
+    as ``look_at_groups``.
+    """
+    with looking_at(StoreRoot(path)) as is_beside:
+        for _ in range(_MOST_LOOKS):
+            with _groups_of(path, now_ms) as store:
+                steps = trace_directory(path, unique_key)
+                state = state_by_steps(store, steps, unique_key, group)
+            if state is not MessageState.UNKNOWN or not (is_beside and steps):
+                break  # else it may have been delivered between two looks
+        return state
 
 
 def groups_in(path: Path, *, now_ms: int) -> list[str]:

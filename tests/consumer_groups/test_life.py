@@ -61,7 +61,7 @@ def received(store: GroupStore, group: str = "billing") -> Received:
 
 def test_a_message_goes_from_waiting_to_acknowledged(store: GroupStore) -> None:
     receipt = store.schedule(message("A"), AfterMs(60_000))
-    assert message_state(store, receipt) is MessageState.WAITING
+    assert message_state(store, receipt) is MessageState.PENDING
     wait(store, 60_000)
     assert message_state(store, receipt) is MessageState.DELIVERED
     consumer_group(store, "other").receive("nothing")
@@ -88,7 +88,7 @@ def test_a_message_that_is_given_back_waits_again_and_dies(store: GroupStore) ->
     wait(store, 0)
     group = consumer_group(store, "billing", max_retries=1)
     group.retry(received_by(group))
-    assert message_state(store, receipt) is MessageState.WAITING
+    assert message_state(store, receipt) is MessageState.PENDING
     wait(store, 60_000)
     assert message_state(store, "A") is MessageState.DELIVERED
     group.retry(received_by(group))
@@ -148,7 +148,7 @@ def test_of_twins_the_receipt_s_own_was_cancelled(store: GroupStore) -> None:
     first, second = (store.schedule(message("A"), AfterMs(60_000)) for _ in range(2))
     assert store.cancel(first) is Cancellation.CANCELLED
     assert message_state(store, first) is MessageState.CANCELLED
-    assert message_state(store, second) is MessageState.WAITING
+    assert message_state(store, second) is MessageState.PENDING
     wait(store, 100_000)
     assert message_state(store, first) is MessageState.CANCELLED
     assert message_state(store, second) is MessageState.DELIVERED
@@ -165,7 +165,7 @@ def test_a_rescheduled_message_is_one_life(store: GroupStore) -> None:
     assert isinstance(new, Receipt)
     newest = store.reschedule(new, AtMs(START_MS + 300_000))
     assert isinstance(newest, Receipt)
-    assert [message_state(store, each) for each in (old, new, newest)] == [MessageState.WAITING] * 3
+    assert [message_state(store, each) for each in (old, new, newest)] == [MessageState.PENDING] * 3
     wait(store, 400_000)
     assert [message_state(store, each) for each in (old, newest)] == [MessageState.DELIVERED] * 2
     steps = [step for step in trace_message(store, "A") if step.event is not Event.CANCELLED]
@@ -179,8 +179,8 @@ def test_messages_that_share_a_key_have_lives_of_their_own(store: GroupStore) ->
     wait(store, 60_000)
     second = store.schedule(message("A"), AfterMs(60_000))
     assert message_state(store, first) is MessageState.DELIVERED
-    assert message_state(store, second) is MessageState.WAITING
-    assert message_state(store, "A") is MessageState.WAITING
+    assert message_state(store, second) is MessageState.PENDING
+    assert message_state(store, "A") is MessageState.PENDING
     store.cancel(second)
     assert message_state(store, first) is MessageState.DELIVERED
     assert message_state(store, second) is MessageState.CANCELLED

@@ -58,6 +58,27 @@ def test_an_older_record_of_a_message_does_not_stand_for_a_later_one(
     assert bench.bodies(group) + texts(list(group.dead_letters())) == ["a"]
 
 
+def test_an_older_retry_that_is_delivered_since_does_not_stand_for_a_later_one(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given back, received again after a seek, given back again. A kill comes before the second
+    record, and the first one is delivered before anybody asks for the group.
+    """
+    bench.deliver("a")
+    group = bench.group()
+    [message] = group.receive("orders")
+    group.retry(message)
+    group.seek("orders", "first")
+    [message] = group.receive("orders")
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "schedule", _refuse)
+        with pytest.raises(TargetError):
+            group.retry(message)
+    bench.kill()
+    bench.wait(20_000)
+    assert bench.bodies(bench.group()) == ["a", "a"]
+
+
 def test_a_loss_of_power_takes_no_retry_and_leaves_its_acknowledgement(
     bench: GroupBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,17 @@ from tests.consumer_groups.group_bench import GroupBench, texts
 from tests.migrate.stops import Stopped, stopping_before
 
 TOPICS = ("orders", "bills")
-FILTERS = (None, None, "a", "a || b", "*")
+FILTERS = (None, None, "a", "a || b", "Aa", "*")
 
 
 def one_by_one(
-    topic: LiveTopic, queue_id: int, from_offset: int, max_entries: int = 32
+    topic: LiveTopic,
+    queue_id: int,
+    from_offset: int,
+    max_entries: int = 32,
+    _tags_codes: Collection[int] | None = None,
 ) -> QueuePart:
-    """``LiveTopic.queued`` by ``LiveTopic.read``."""
+    """``LiveTopic.queued`` by ``LiveTopic.read``, which passes over no other tags."""
     first, end = topic.ranges().get(queue_id, (0, 0))
     first = max(from_offset, first)
     stop = max(first, min(first + max_entries, end))
@@ -133,7 +137,7 @@ def run_steps(pair: Pair, seed: int, steps: int) -> None:
             for _ in range(chance.randrange(12)):
                 fields = {
                     "topic": topic,
-                    "tags": chance.choice(("a", "b", None)),
+                    "tags": chance.choice(("a", "b", "Aa", "BB", None)),
                     "queue_id": chance.choice((0, 0, 0, 1)),
                     "unique_key": f"key{made}",
                     "keys": [str(made)] * chance.randrange(3),

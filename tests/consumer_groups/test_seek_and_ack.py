@@ -5,8 +5,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
+from consumer_groups import Acknowledgement
 from tests.consumer_groups.group_bench import GroupBench, texts
 from tests.faults.engines import abandon
 
@@ -98,3 +100,26 @@ def test_a_message_that_is_given_back_again_after_a_seek_outlives_a_loss_of_powe
     shutil.move(tmp_path / "synced", bench.folder)
     bench.store = bench.opened()
     assert "a" in bench.bodies(bench.group()) + texts(list(bench.group().dead_letters()))
+
+
+def test_an_ack_says_what_became_of_its_messages(bench: GroupBench) -> None:
+    bench.deliver("a", "b", "c")
+    group = bench.group()
+    a, b = group.receive("orders", 2)
+    assert group.ack(a, a) == Acknowledgement(1, 1, 0)
+    assert group.ack(b, a) == Acknowledgement(1, 1, 0)
+    assert group.ack() == Acknowledgement(0, 0, 0)
+    assert bench.group("mailing").ack(a, b) == Acknowledgement(0, 0, 2)
+    assert bench.bodies(bench.group("mailing")) == ["a", "b", "c"]
+
+
+def test_an_ack_of_a_message_in_the_place_of_another_counts_nothing(bench: GroupBench) -> None:
+    """As one does of a store that was made anew, or whose end a loss of power took."""
+    bench.deliver("a", "b")
+    bench.deliver("x", "y", "z", topic="other")
+    group = bench.group()
+    [a] = group.receive("orders", 1)
+    strangers = [attrs.evolve(each, queue=a.queue) for each in group.receive("other")]
+    assert group.ack(*strangers[1:], a) == Acknowledgement(1, 0, 2)
+    assert bench.bodies(group) == ["b"]
+    assert group.ack(attrs.evolve(a, queue=a.queue._replace(queue_id=5))).never_received == 1

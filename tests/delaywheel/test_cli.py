@@ -692,7 +692,7 @@ def test_every_verb_takes_quiet_and_every_reading_verb_a_now() -> None:
     assert all("--quiet" in known for known in flags.values())
     asks_the_clock = {"inspect", "check", "convert", "pending", "export", "generate", "put-back"}
     asks_the_clock |= {"schedule", "run", "cancel", "read", "compare"}
-    asks_the_clock |= {"consume", "groups", "dead-letters", "trace", "reschedule"}
+    asks_the_clock |= {"consume", "groups", "dead-letters", "trace", "state", "reschedule"}
     assert {name for name, known in flags.items() if "--now" in known} == asks_the_clock
     assert isinstance(cli.main, click.Group)
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_groups_are_listed_with_what_is_ready(store: Path) -> None:
             "retries_waiting": 0,
             "dead": 0,
             "in_flight": 0,
+            "in_flight_unknown": None,
         }
     ]
     assert "billing  orders: 1 message ready" in run("groups", store, "--now", NOW).stdout
@@ -143,6 +145,7 @@ def test_groups_and_dead_letters_are_looked_at_beside_a_process_that_has_the_sto
             "retries_waiting": 1,
             "dead": 1,
             "in_flight": None,
+            "in_flight_unknown": "only the process that has the store open knows what is in flight",
         }
         shown = run("groups", path, "--now", now)
         assert "billing  orders: 3 messages ready or in flight" in shown.stdout
@@ -188,6 +191,30 @@ def test_a_topic_that_is_not_there_is_refused_at_once(store: Path) -> None:
     consume(store, "--limit", 1)
     result = run("consume", store, "order", "--group", "billing", "--now", NOW)
     assert "it holds orders, and nothing waits for it" in result.stderr
+
+
+def test_a_name_that_no_group_can_have_is_bad_usage(store: Path) -> None:
+    for name in ("b ad/..", "", "a@b"):
+        result = run("consume", store, "orders", "--group", name, "--now", NOW)
+        assert result.exit_code == cli.USAGE
+        assert "--group" in result.stderr
+
+
+def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
+    words = ("--topic", "orders", "--body", "cancel 42", "--after", "0s", "--now", NOW)
+    for key in ("order-41", "order-42"):
+        run("schedule", tmp_path / "orders", "--engine", "levels", *words, "--unique-key", key)
+    told = {}
+    for name in ("consume", "groups", "dead-letters", "trace", "state"):
+        epilog = cli.main.commands[name].epilog or ""
+        for line in epilog.partition("Example:\n")[2].splitlines():
+            program, *words_of_it = shlex.split(line.replace("/tmp", str(tmp_path)))
+            result = run(*words_of_it)
+            assert (program, result.exit_code) == ("delaywheel", cli.DONE), result.output
+            told[name] = result.stdout
+    assert (tmp_path / "cancelled").read_text() == "cancel 42"
+    assert told["groups"].startswith("billing  orders: 0 messages ready")
+    assert told["state"] == "acknowledged\n"
 
 
 @pytest.mark.check

@@ -3,12 +3,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from consumer_groups import consumer_group, message_state
+from delaywheel import open_store
+from message_store import AfterMs, ManualClock, Message
+from message_store.reading.engine_choice import EngineName
 
 NOW = "2026-01-02T03:04:05Z"
 NOW_MS = 1_767_323_045_000
@@ -60,6 +64,51 @@ def test_a_message_is_moved_traced_and_cancelled_by_its_key(engine: str, place: 
     by_id = lines("trace", place, "--id", delivered["offset_message_id"], "--now", NOW)
     assert [step["event"] for step in by_id] == ["scheduled", "delivered"]
     assert "body" not in by_id[0]
+
+
+def state(place: Path, key: str, *more: object, now: object = NOW) -> str:
+    result = run("state", place, key, *more, "--now", now)
+    assert result.exit_code == (cli.FINDINGS if result.stdout == "unknown\n" else cli.DONE)
+    return result.stdout.strip()
+
+
+@ENGINES
+def test_a_word_says_where_in_its_life_a_message_is(engine: str, place: Path) -> None:
+    for key in ("K1", "K2", "K3"):
+        schedule(place, engine, key)
+    assert [state(place, key) for key in ("K1", "K4")] == ["pending", "unknown"]
+    lines("cancel", place, "--key", "K3", "--json", "--now", NOW)
+    consume = ("consume", place, "orders", "--group", "billing", "--json", "--now")
+    lines(*consume, NOW_MS + 60_000, "--limit", 1)
+    assert [state(place, key) for key in ("K1", "K2", "K3")] == [
+        "acknowledged", "delivered", "cancelled",
+    ]  # fmt: skip
+    told = json.loads(state(place, "K1", "--group", "billing", "--json"))
+    assert told == {"unique_key": "K1", "state": "acknowledged"}
+    lines(*consume, NOW_MS + 60_000, "--exec", "false", code=cli.FINDINGS)
+    assert state(place, "K2") == "pending"
+    known = run("state", place, "K2", "--group", "biling", "--now", NOW)
+    assert (known.exit_code, "there are billing" in known.stderr) == (cli.USAGE, True)
+
+
+@ENGINES
+def test_a_state_is_told_beside_a_process_that_has_the_store(engine: str, place: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    with open_store(place, engine=cast(EngineName, engine), clock=clock) as store:
+        for key in ("K1", "K2", "K3"):
+            store.schedule(Message("orders", b"x", unique_key=key), AfterMs(0))
+        store.schedule(Message("orders", b"x", unique_key="K4"), AfterMs(60_000))
+        clock.tick(1_000)
+        store.advance(clock.now_ms())
+        group = consumer_group(store, "billing")
+        first, second, _third = group.receive("orders")
+        group.ack(first)
+        group.reject(second)
+        store.advance(clock.now_ms() + 1_000)
+        told = [message_state(store, key).value for key in ("K1", "K2", "K3", "K4")]
+        assert told == ["acknowledged", "dead", "in flight", "pending"]
+        told[2] = "delivered"
+        assert [state(place, key) for key in ("K1", "K2", "K3", "K4")] == told
 
 
 def test_what_is_not_there(place: Path) -> None:

@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import cast
@@ -15,7 +17,7 @@ from click.testing import CliRunner
 
 import cli
 from consumer_groups import GroupStore, consumer_group, group_topics
-from delaywheel.metrics import Metric, StoreMetrics, prometheus_text
+from delaywheel.metrics import SNAPSHOT_BOUNDS_S, Metric, StoreMetrics, prometheus_text
 from delaywheel.metrics_server import serving
 from delaywheel.terminal.event_log import logged_events
 from message_store import AfterMs, AtMs, ManualClock, Message, Receipt
@@ -24,6 +26,7 @@ from message_store.interface.runner import run_store
 from message_store.reading.engine_choice import EngineName
 from tests.faults.engines import ENGINES
 
+ROOT = Path(__file__).parents[2]
 START_MS = 1_793_000_000_000
 NAMES = pytest.mark.parametrize("engine", list(ENGINES))
 
@@ -57,7 +60,7 @@ def test_figures_are_what_the_store_counts(tmp_path: Path, engine: EngineName) -
         clock.tick(5_000)
         store.advance(clock.now_ms())
     with opened(engine, tmp_path / "store", clock) as store:
-        metrics = StoreMetrics(store, engine)
+        metrics = StoreMetrics(store)
         told = metrics.metrics()
         assert by_topic(told, "rocketmq_timing_messages") == waiting(store)
         assert sum(waiting(store).values()) == 35
@@ -80,7 +83,7 @@ def test_figures_are_what_the_store_counts(tmp_path: Path, engine: EngineName) -
 def test_groups_are_told_with_their_lags(tmp_path: Path, engine: EngineName) -> None:
     clock = ManualClock(START_MS)
     with opened(engine, tmp_path / "store", clock) as store:
-        metrics = StoreMetrics(store, engine)
+        metrics = StoreMetrics(store)
         for _ in range(6):
             store.schedule(Message("orders", b"x"), AfterMs(0))
         store.advance(clock.now_ms())
@@ -103,10 +106,62 @@ def test_groups_are_told_with_their_lags(tmp_path: Path, engine: EngineName) -> 
         assert waiting(store) == Counter({"%RETRY%billing": 1})
 
 
+def figure(metrics: list[Metric], name: str, bound: str | None = None) -> int:
+    [metric] = [each for each in metrics if each.name == f"rocketmq_timer_{name}"]
+    [value] = [
+        each.value for each in metric.samples if dict(each.labels).get("timer_bound_s") == bound
+    ]
+    return value
+
+
+@NAMES
+@pytest.mark.parametrize("is_opened_again", [False, True])
+def test_lags_and_a_snapshot_tell_what_is_due(
+    tmp_path: Path, engine: EngineName, is_opened_again: bool
+) -> None:
+    clock = ManualClock(START_MS)
+    store = opened(engine, tmp_path / "store", clock)
+    metrics = StoreMetrics(store)
+    receipts = [
+        store.schedule(Message("orders", b"x"), AfterMs(1_000 * after_s))
+        for after_s in (1, 30, 30, 120, 7_200)
+    ]
+    store.cancel(receipts[2])
+    clock.tick(500)
+    told = metrics.metrics()
+    is_placed = engine in ("levels", "time-index") or figure(told, "enqueue_lag") == 0
+    assert figure(told, "enqueue_latency") == (0 if is_placed else 500)
+    assert figure(metrics.metrics(), "enqueue_lag") == 0
+    if is_opened_again or engine == "levels":  # which leave no record of a cancel
+        store.close()
+        store = opened(engine, tmp_path / "store", clock)
+        metrics = StoreMetrics(store)
+    told = metrics.metrics()
+    bounds = {bound: figure(told, "message_snapshot", str(bound)) for bound in SNAPSHOT_BOUNDS_S}
+    assert {bound: count for bound, count in bounds.items() if count} == {
+        5: 1, 60: 1, 300: 1, 14_400: 1,
+    }  # fmt: skip
+    assert (figure(told, "dequeue_lag"), figure(told, "dequeue_latency")) == (0, 0)
+    clock.tick(32_000)
+    told = metrics.metrics()
+    assert figure(told, "dequeue_lag") == 2
+    assert 29_500 <= figure(told, "dequeue_latency") <= 31_500
+    store.advance(clock.now_ms())
+    told = metrics.metrics()
+    assert (figure(told, "dequeue_lag"), figure(told, "dequeue_latency")) == (0, 0)
+    assert sum(by_topic(told, "rocketmq_timing_messages").values()) == 2
+    store.close()
+
+
+def test_a_program_that_asks_for_figures_loads_no_migration() -> None:
+    program = "import sys, delaywheel.metrics; sys.exit('migrate' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
 def test_the_text_is_what_prometheus_reads(tmp_path: Path) -> None:
     clock = ManualClock(START_MS)
     with opened("wheel", tmp_path / "store", clock) as store:
-        metrics = StoreMetrics(store, "wheel")
+        metrics = StoreMetrics(store)
         for delay_s in (30, 60, 700, 500_000):
             if delay_s < 200_000:
                 store.schedule(Message('a"b\\c', b"x"), AfterMs(1_000 * delay_s))
@@ -136,7 +191,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 def test_the_page_is_served_until_the_end(tmp_path: Path) -> None:
     store = opened("levels", tmp_path / "store", ManualClock(START_MS))
     store.schedule(Message("orders", b"x"), AfterMs(60_000))
-    figures = StoreMetrics(store, "levels")
+    figures = StoreMetrics(store)
     with serving(figures.metrics, "127.0.0.1", 0) as port:
         status, text = get(port, "/metrics")
         assert status == 200

@@ -142,11 +142,13 @@ class Judge:
         settle_s: float = 1.0,
         start_at: str = "first",
         return_one_in: int = 0,
+        hold_after: int | None = None,
     ) -> "Consumption":
         """Start a consumer in the background; it ends after `expect` messages or the deadline.
 
         `start_at` ("first" or "last") is where a group without a stored offset begins. One
-        message in `return_one_in` is returned once, to be delivered again from %RETRY%group.
+        message in `return_one_in` is returned once, to be delivered again from %RETRY%group. Those
+        behind the first `hold_after` stay in the consumer's hands.
         """
         options: dict[str, object] = {
             "group": group,
@@ -157,6 +159,8 @@ class Judge:
         }
         if expect is not None:
             options["expect"] = expect
+        if hold_after is not None:
+            options["holdAfter"] = hold_after
         return Consumption(self, options, deadline_s)
 
     def _call(
@@ -233,10 +237,14 @@ class Consumption:
             )
         return [_received(line) for line in read_lines(self._folder / "out.jsonl")]
 
+    def so_far(self) -> list[Received]:
+        """Return every delivery until now, in order."""
+        whole = (self._folder / "out.jsonl").read_bytes().rpartition(b"\n")[0]
+        return [_received(json.loads(line)) for line in whole.splitlines()]
+
     def keys_so_far(self) -> set[str]:
         """Return the unique keys of what has come until now."""
-        whole = (self._folder / "out.jsonl").read_bytes().rpartition(b"\n")[0]
-        return {str(json.loads(line)["uniqKey"]) for line in whole.splitlines()}
+        return {str(each.unique_key) for each in self.so_far()}
 
     def stop(self) -> list[Received]:
         """Tell the consumer to end now, and return what it got."""

@@ -183,7 +183,9 @@ class GroupAccount:
             yield f"{told}: received from {message.topic} with another body or topic"
         if chain.hand is not None and now_ms < chain.until_ms:
             yield f"{told}: received again {chain.until_ms - now_ms} ms before it is visible"
-        if advanced_to_ms < (early_ms := chain.early_ms.get(stage, 0)):
+        # Of two retries of a message, each of its own chain, nobody knows which this is.
+        early = [each.early_ms[stage] for each in self.chains[name] if stage in each.early_ms]
+        if advanced_to_ms < (early_ms := min(early, default=0)):
             yield f"{told}: {early_ms - advanced_to_ms} ms early"
         if chain.hand is not None:
             self.old_hands.append(chain.hand)
@@ -195,14 +197,15 @@ class GroupAccount:
 
     def _chain_of(self, name: str, hand: Hand) -> Chain | None:
         """Which chain a received record is: the one that it was before, else one that is surely at
-        this stage, else one that may be.
+        this stage, else one that surely has to come, else one that may.
         """
         able = [chain for chain in self.chains.get(name, []) if hand.stage in chain.may]
         bound = [chain for chain in able if chain.record == hand.place]
         free = [chain for chain in able if chain.record is None or hand.stage == BASE]
         left = [chain for chain in able if chain.record is not None and len(chain.may) > 1]
         sure = [chain for chain in free if len(chain.may) == 1]
-        return next(iter([*bound, *sure, *free, *left]), None)
+        live = [chain for chain in free if chain.is_live]
+        return next(iter([*bound, *sure, *live, *free, *left]), None)
 
     def _disorder(self, messages: Sequence[Received], now_ms: int) -> Iterator[str]:
         """A queue gives its messages in their order, and none while one is in somebody's hands."""

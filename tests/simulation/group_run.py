@@ -75,8 +75,11 @@ class GroupRun(RandomRun):
         super()._died(rng)
         assert self._strike is not None
         if self._strike.fault in POWER:
-            for account in self.accounts:
-                self.world.account.others += account.power_lost()
+            self._power_was_lost()
+
+    def _power_was_lost(self) -> None:
+        for account in self.accounts:
+            self.world.account.others += account.power_lost()
 
     def _take_in(self) -> None:
         """Every group has to receive what is in its topics."""

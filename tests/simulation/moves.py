@@ -85,7 +85,7 @@ def find(world: World, name: str) -> None:
 
 
 _STATES = {
-    PENDING: {MessageState.WAITING},
+    PENDING: {MessageState.PENDING},
     DELIVERED: {MessageState.DELIVERED},
     CANCELLED: {MessageState.CANCELLED, MessageState.UNKNOWN},  # a rebuilt entry does not tell
 }

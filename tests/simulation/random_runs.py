@@ -30,7 +30,7 @@ import pytest
 from message_store.base import parallel
 from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, MOVES, Drawn
 from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS
-from tests.simulation.group_run import GroupRun
+from tests.simulation.group_strikes import StruckGroupRun
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
 from timer_wheel.wheel import waiting
@@ -83,7 +83,7 @@ def run_of(
 ) -> RandomRun:
     """The run of a store by its seed, which has not begun."""
     if focus == GROUPS:
-        return GroupRun(seed, folder, skipped)
+        return StruckGroupRun(seed, folder, skipped)
     return RandomRun(seed, folder, skipped, focus)
 
 

@@ -702,6 +702,19 @@ def any_choice(events: Sequence[Event], moment: int, rng: random.Random) -> Cut:
     return Cut(moment, frozenset(missing))
 
 
+def any_files(events: Sequence[Event], moment: int, rng: random.Random) -> Cut:
+    """All writes to some files are there that nobody waited for, and none to the others."""
+    found = loose(events, moment)
+    files = sorted({_file_of(events[index]) for index in found.data})
+    gone = {file for file in files if rng.random() < 0.5}
+    return Cut(moment, frozenset(i for i in found.data if _file_of(events[i]) in gone))
+
+
+def _file_of(event: Event) -> int:
+    assert isinstance(event, Write | Resize)
+    return event.file
+
+
 def _beyond_the_length(events: Sequence[Event], found: Loose, missing: set[int]) -> set[int]:
     """Writes to files whose length is not there: what lies behind a file's end is not its."""
     short = {event.file for index in missing if isinstance(event := events[index], Resize)}

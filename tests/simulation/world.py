@@ -52,6 +52,7 @@ from tests.simulation.simulated_disk import (
     SimulatedDisk,
     SyncNames,
     any_choice,
+    any_files,
     make_disk,
     nothing_unsynced,
 )
@@ -456,12 +457,12 @@ class World:
         self.kill()
         self.account.killed()
 
-    def power_lost(self, rng: random.Random, *, any_order: bool) -> None:
+    def power_lost(self, rng: random.Random, *, any_order: bool, by_file: bool = False) -> None:
         """The process is gone, and what nobody had synced."""
         self.kill()
         events, moment = self.disk.events, len(self.disk.events)
         if any_order:
-            cut = any_choice(events, moment, rng)
+            cut = (any_files if by_file else any_choice)(events, moment, rng)
         else:
             cut = nothing_unsynced(events, moment, names_too=rng.random() < 0.5)
         cut = attrs.evolve(cut, missing=cut.missing - lengths_with_names(events))

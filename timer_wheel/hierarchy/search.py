@@ -14,6 +14,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Pending
 from message_store.interface.waiting_messages import pending_of
+from message_store.redelivery.deliveries import LogDeliveries
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import may_be_promised
@@ -217,6 +218,16 @@ def _pending_in(
                 message = index.store.log.readable_record(offset, size_bytes)
             if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
+
+
+def waiting_records(index: TimerIndex) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits now, in pieces."""
+    parts, marks = index.waiting.parts(), index.marks.as_of_now()
+    for rows in parts:
+        live = _live(index, rows, marks)
+        yield LogDeliveries(
+            index.store, live["commit_log_offset"], live["size_bytes"], live["due_ms"]
+        )
 
 
 def _may_pass(rows: Rows, wanted: Filter) -> Rows:

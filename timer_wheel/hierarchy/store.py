@@ -15,7 +15,7 @@ import numpy as np
 
 from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, DelayStoreError
-from message_store.columns.byte_column import Int64s
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -33,7 +33,13 @@ from timer_wheel.hierarchy.opening import (
     HierarchySettings,
     open_index,
 )
-from timer_wheel.hierarchy.search import Named, first_due_ms, waiting_in_parts, waiting_with_key
+from timer_wheel.hierarchy.search import (
+    Named,
+    first_due_ms,
+    waiting_in_parts,
+    waiting_records,
+    waiting_with_key,
+)
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
 from timer_wheel.reading.timeline import refuse_waiting_timeline
@@ -181,6 +187,16 @@ class HierarchicalWheelStore(TimerStore):
         if wanted.unique_key is not None:
             return iter(list(waiting_with_key(self._index, wanted)))
         return waiting_in_parts(self._index, wanted)
+
+    def _waiting_records(self) -> Iterator[LogDeliveries]:
+        return waiting_records(self._index)
+
+    def unplaced_offsets(self) -> Int64s:
+        """Where the records lie that wait in the queue for their place in the index."""
+        with self.live.reading():
+            queue = self._index.queue
+            first = max(self._index.placed_end, queue.min_offset)
+            return int64s(queue.units(first, queue.max_offset)["commit_log_offset"])
 
     def _search(self, handle: RecallHandle, first_offset: int | None) -> Named:
         return Named.by(self._index, handle, first_offset)

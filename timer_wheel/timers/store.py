@@ -179,6 +179,14 @@ class TimerStore(EngineOnFiles, ABC):
             wanted = Filter(topic, due_after_ms, due_before_ms, unique_key)
             return iter(()) if level is not None else self._waiting(wanted)
 
+    def waiting_records(self) -> Iterator[LogDeliveries]:
+        """The record and the promise of each message that waits, in pieces. Raises TargetError: see
+        ``next_due_ms``.
+        """
+        with self.live.reading():
+            self._place_queued()
+            return self._waiting_records()
+
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the messages that a receipt or a handle names. Raises TargetError."""
         handle, first_offset = named_by(receipt)
@@ -295,6 +303,10 @@ class TimerStore(EngineOnFiles, ABC):
     @abstractmethod
     def _waiting(self, wanted: Filter) -> Iterator[Pending]:
         """What waits and passes."""
+
+    @abstractmethod
+    def _waiting_records(self) -> Iterator[LogDeliveries]:
+        """All that waits, in pieces."""
 
     @abstractmethod
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:

@@ -15,6 +15,7 @@ from typing import Literal
 from message_store.base.clock import Clock
 from message_store.base.errors import UnsupportedDelayError
 from message_store.base.printable import counted
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -43,7 +44,7 @@ from timer_wheel.wheel.recall_search import Search, find_markers
 from timer_wheel.wheel.recovery import forget_dealt_with
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 from timer_wheel.wheel.turn import Turning
-from timer_wheel.wheel.waiting import next_due_ms, waiting
+from timer_wheel.wheel.waiting import next_due_ms, waiting, waiting_records
 
 _NO_LIMIT = 2**31 - 1
 
@@ -215,6 +216,16 @@ class WheelStore(TimerStore):
 
     def _waiting(self, wanted: Filter) -> Iterator[Pending]:
         return waiting(self._timers, self._recall_marks(), wanted)
+
+    def _waiting_records(self) -> Iterator[LogDeliveries]:
+        return waiting_records(self._timers, self._recall_marks())
+
+    def unplaced_offsets(self) -> Int64s:
+        """Where the records lie that wait in the queue for their place on the wheel."""
+        with self.live.reading():
+            queue = self._timers.queue
+            first = max(self._timers.placed_end, queue.min_offset)
+            return int64s(queue.units(first, queue.max_offset)["commit_log_offset"])
 
     def _search(self, handle: RecallHandle, first_offset: int | None) -> Search:
         return Search(self._timers, self._recall_marks(), handle, first_offset)

@@ -14,6 +14,7 @@ import numpy as np
 from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Pending
 from message_store.interface.waiting_messages import pending_of
+from message_store.redelivery.deliveries import LogDeliveries
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
@@ -83,6 +84,13 @@ def _pending_of(timers: LiveTimers, pieces: Iterator[_Live], wanted: Filter) -> 
                 message = timers.store.log.readable_record(offset, size_bytes)
             if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
+
+
+def waiting_records(timers: LiveTimers, marks: RecallMarks) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits now, in pieces."""
+    for live in _pieces(timers, _Moment.of(timers, marks), Filter()):
+        places = live.rows.commit_log_offset, live.rows.size_bytes
+        yield LogDeliveries(timers.store, *places, live.promised_ms)
 
 
 def _pieces(timers: LiveTimers, moment: _Moment, wanted: Filter) -> Iterator[_Live]:

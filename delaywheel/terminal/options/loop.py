@@ -14,8 +14,6 @@ from delaywheel.terminal.options.conversion import all_of
 from delaywheel.terminal.options.engine import Engine
 from delaywheel.terminal.options.types import ADDRESS
 from delaywheel.terminal.verb import loading
-from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import EngineName, choose_engine
 
 if TYPE_CHECKING:
     from consumer_groups import GroupStore
@@ -45,7 +43,6 @@ def told_loop(
     output: "Output",
     store: Path,
     engine: Engine,
-    name: EngineName | None,
     *,
     address: tuple[str, int] | None,
     log_events: bool,
@@ -60,9 +57,7 @@ def told_loop(
             with loading(output):
                 from delaywheel.metrics import StoreMetrics
                 from delaywheel.metrics_server import serving
-            figures = StoreMetrics(
-                cast("GroupStore", engine), choose_engine(StoreRoot(store), name)
-            )
+            figures = StoreMetrics(cast("GroupStore", engine))
             port = held.enter_context(serving(figures.metrics, *address))
             output.serving(f"http://{address[0]}:{port}/metrics")
         _LOG.info("started", extra={"facts": {"store": str(store)}})

@@ -152,9 +152,7 @@ def run(
             until_ms = clock.now_ms() + for_ms
         elif until_ms is None and is_by_hand:
             until_ms = clock.now_ms()
-        told = told_loop(
-            output, store, engine, given["engine"], address=address, log_events=log_events
-        )
+        told = told_loop(output, store, engine, address=address, log_events=log_events)
         with told, output.deliveries() as feed:
             delivered = run_store(
                 engine,

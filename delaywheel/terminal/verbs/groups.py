@@ -26,7 +26,7 @@ from delaywheel.terminal.render.engine import group_lines, nothing_there_line
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock, SystemClock
 from message_store.base.durations import DURATION_FORMS
-from message_store.base.errors import DelayStoreError
+from message_store.base.errors import BadFieldError, DelayStoreError
 
 if TYPE_CHECKING:
     from consumer_groups import GroupStore, Received
@@ -39,7 +39,10 @@ class _NotHandledError(DelayStoreError):
     """The command ended with another code than 0, or nobody read the message."""
 
 
-@verb("delaywheel consume /tmp/orders orders --group billing --exec ./cancel-order --for 10m")
+@verb(
+    "delaywheel consume /tmp/orders orders --group billing --limit 1\n"
+    'delaywheel consume /tmp/orders orders --group billing --exec "tee -a /tmp/cancelled" --for 1s'
+)
 @click.argument("store", type=STORE)
 @click.argument("topic")
 @click.option(
@@ -87,6 +90,7 @@ def consume(
     """
     with loading(output):
         from consumer_groups import consumer_group, run_consumers
+    _require_name(group)
     words = None if command is None else _command(command)
     with opened(output, store, **given) as (engine, clock):
         _require_topic(engine, store, topic)
@@ -105,8 +109,7 @@ def consume(
             return is_late or not output.has_reader or (limit is not None and seen >= limit)
 
         consumers = consumer_group(cast("GroupStore", engine), group)
-        name = given["engine"]
-        with told_loop(output, store, engine, name, address=address, log_events=log_events):
+        with told_loop(output, store, engine, address=address, log_events=log_events):
             worked = run_consumers(
                 cast("GroupStore", engine),
                 {(topic, consumers): handle},
@@ -116,6 +119,16 @@ def consume(
             )
     output.consumed(worked.handled, worked.retried)
     click.get_current_context().exit(FINDINGS if worked.retried else DONE)
+
+
+def _require_name(group: str) -> None:
+    """Refuse a name that no group can have."""
+    from consumer_groups.received import check_group
+
+    try:
+        check_group(group)
+    except BadFieldError as error:
+        raise click.BadParameter(str(error), param_hint="--group") from error
 
 
 def _require_topic(engine: Engine, store: Path, topic: str) -> None:
@@ -197,6 +210,15 @@ def groups(output: "Output", store: Path, now_ms: int) -> None:
     output.result(lambda: {"groups": list(map(attrs.asdict, found))}, group_lines(found))
 
 
+def require_group(store: Path, group: str, now_ms: int, hint: str) -> None:
+    """Refuse a group that the store does not know."""
+    from migrate.look.groups import groups_in
+
+    if group not in (known := groups_in(store, now_ms=now_ms)):
+        names = f"; there are {', '.join(known)}" if known else ""
+        raise click.BadParameter(f"no group {group}{names}", param_hint=hint)
+
+
 @verb("delaywheel dead-letters /tmp/orders billing --redrive")
 @click.argument("store", type=STORE)
 @click.argument("group")
@@ -216,11 +238,9 @@ def dead_letters(
     """
     with loading(output):
         from consumer_groups import consumer_group
-        from migrate.look.groups import groups_in, look_at_dead_letters
+        from migrate.look.groups import look_at_dead_letters
     look_ms = SystemClock().now_ms() if now_ms is None else now_ms
-    if group not in (known := groups_in(store, now_ms=look_ms)):
-        names = f"; there are {', '.join(known)}" if known else ""
-        raise click.BadParameter(f"no group {group}{names}", param_hint="GROUP")
+    require_group(store, group, look_ms, "GROUP")
     damaged: list[str] = []
 
     def tell(where: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``trace``, ``cancel`` and ``reschedule``: one message, by its handle or by its unique key."""
+"""``trace``, ``state``, ``cancel`` and ``reschedule``: one message, by its handle or unique key."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from delaywheel.terminal.options.message import due_options
 from delaywheel.terminal.options.message_lines import due_of
 from delaywheel.terminal.options.types import HANDLE
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
+from delaywheel.terminal.verbs.groups import require_group
 from message_store.base.errors import SharedKeyError
 from message_store.files.store_root import StoreRoot
 from message_store.format.recall_handle import RecallHandle
@@ -59,6 +60,32 @@ def trace(
         steps = trace_directory(store, unique_key or "")
     output.trace(steps, now_ms, is_full=full)
     click.get_current_context().exit(DONE if steps else FINDINGS)
+
+
+@verb("delaywheel state /tmp/orders order-42 --group billing")
+@click.argument("store", type=STORE)
+@click.argument("unique_key", metavar="KEY")
+@click.option("--group", help="As this consumer group sees it; without it, as all of them do.")
+@now_option("Reference time:")
+def state(output: "Output", store: Path, unique_key: str, group: str | None, now_ms: int) -> None:
+    """Say in one word where in its life the newest message with a unique key is.
+
+    It is pending until its time comes, then delivered until a group acknowledges it; or it is
+    cancelled, dead or unknown. A message that a group gave back is pending again. Of several groups
+    one that has not acknowledged it decides.
+
+    The store is only read, also while another process has it open. Which messages are in flight
+    only that process knows: they are delivered here. Ends with exit code 1 for unknown.
+    """
+    with loading(output):
+        from message_store.interface.message_life import MessageState
+        from migrate.look.groups import look_at_state
+    output.tell_of_writer(store)
+    if group is not None:
+        require_group(store, group, now_ms, "--group")
+    found = look_at_state(store, unique_key, group, now_ms=now_ms)
+    output.result(lambda: {"unique_key": unique_key, "state": found.value}, [found.value])
+    click.get_current_context().exit(FINDINGS if found is MessageState.UNKNOWN else DONE)
 
 
 @verb("delaywheel cancel /tmp/orders --key order-42")

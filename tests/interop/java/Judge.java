@@ -22,6 +22,7 @@ import java.util.TreeMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -293,12 +294,15 @@ public final class Judge {
     /**
      * Writes every delivery of "topics" to "out" until "expect" different messages came (and
      * settleMs more passed, for what must not come) or until the deadline. A message whose
-     * hash falls to one in "returnOneIn" is returned once for a retry.
+     * hash falls to one in "returnOneIn" is returned once for a retry. Messages behind the first
+     * "holdAfter" stay in the hands of their threads, for a kill to strike.
      */
     private void consume() throws Exception {
         long startMs = System.currentTimeMillis();
         long expect = number("expect", Long.MAX_VALUE);
         long returnOneIn = number("returnOneIn", 0);
+        long holdAfter = number("holdAfter", Long.MAX_VALUE);
+        AtomicLong taken = new AtomicLong();
         Set<String> places = new HashSet<>();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(text("group"));
         prepare(consumer);
@@ -309,6 +313,7 @@ public final class Judge {
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(4);
         consumer.setPullBatchSize(64);
+        consumer.setPersistConsumerOffsetInterval(1_000);
         // A returned message returns its whole batch.
         consumer.setConsumeMessageBatchMaxSize(returnOneIn > 0 ? 1 : 32);
         consumer.setConsumeFromWhere("last".equals(options.get("from"))
@@ -319,6 +324,9 @@ public final class Judge {
         try (Lines out = new Lines(text("out"))) {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 boolean back = false;
+                if (taken.addAndGet(messages.size()) > holdAfter) {
+                    sleep(number("deadlineMs", 120_000));
+                }
                 for (MessageExt message : messages) {
                     JSONObject line = received(message);
                     String key = line.getString("uniqKey");
