@@ -219,9 +219,7 @@ def _converted_member(
     return converted
 
 
-def _require_group(
-    states: Mapping[StoreRoot, MemberState | None], peers: Collection[str]
-) -> None:
+def _require_group(states: Mapping[StoreRoot, MemberState | None], peers: Collection[str]) -> None:
     """Raise OptionsError unless these are all members of a DLedger group, or members of a group
     with a controller.
     """

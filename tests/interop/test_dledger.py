@@ -1,32 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLedger groups, converted, and a new broker in their place: each message once, and never early.
 
-One store is the leader's of a group of three that was killed. Another group lives here: it delivers
-a part of its messages, is stopped and converted.
+One group lives here: it delivers a part of its messages, is stopped and converted. Another is
+retired, and its members opened again.
 """
 
 import socket
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.independent.level_messages import level_delays_ms as usual_delays_ms
-from tests.independent.real_stores import DLEDGER_49_CLEAN, DLEDGER_49_CRASH, unpack_group
-from tests.interop.account import account, lateness
+from tests.independent.real_stores import DLEDGER_49_CLEAN, unpack_group
+from tests.interop.account import account, lateness, once
 from tests.interop.conftest import MakeBroker, Tell
 from tests.interop.jars import LAST, NEWEST
-from tests.interop.judge import Judge
-from tests.interop.ours import delaywheel
+from tests.interop.judge import Judge, Received
+from tests.interop.ours import delaywheel, write_settings
 from tests.interop.stages import SMALL_FILES, convert, fill, open_target
 from tests.interop.store_maker import read_still
-from tests.interop.workload import TOPIC_TABLE, TOPICS, level_delays_ms, varied, with_levels
+from tests.interop.workload import (
+    TOPIC_TABLE,
+    TOPICS,
+    Outgoing,
+    level_delays_ms,
+    varied,
+    with_levels,
+)
 
 OLD: Final = "4.9.7"
-LEADER: Final = "n1"
 FOLLOWER: Final = "n2"
-FIXTURE_GROUP: Final = "fixture_group"
 TABLE: Final = "1s 5s 10s 15s 20s 25s 30s 35s 40s 45s 50s 60s 70s"
 GROUP: Final = "orders"
 
@@ -57,32 +62,6 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
-
-
-@pytest.mark.interop(NEWEST)
-def test_what_waited_in_a_killed_leader_comes_once_and_never_early(
-    make_broker: MakeBroker, scratch: Path
-) -> None:
-    store = unpack_group(DLEDGER_49_CRASH, scratch / "group")[LEADER]
-    target = scratch / "target"
-    report = convert(store.root, target, SMALL_FILES, "--after-crash")
-    assert report["converted"] == len(store.pending_in_levels()) > 3_000
-    delaywheel("verify", store.root, target)
-    broker = make_broker(NEWEST, target)
-    opened = open_target(
-        broker, Judge(broker, scratch / "judge"), [FIXTURE_GROUP], report["converted"]
-    )
-    waited = {(line.unique_key, line.kind == "retry"): line for line in store.pending_in_levels()}
-    assert Counter((each.unique_key, each.is_retry) for each in opened.received) == dict.fromkeys(
-        waited, 1
-    )
-    delays = usual_delays_ms()
-    for each in opened.received:
-        line = waited[each.unique_key or "", each.is_retry]
-        assert line.level is not None
-        assert line.store_timestamp_ms is not None
-        assert each.stored_ms >= line.store_timestamp_ms + delays[line.level]
-        assert each.body_sha1 == line.body_sha1
 
 
 @pytest.mark.parametrize("new_version", AFTER)
@@ -128,3 +107,57 @@ def test_a_plain_store_is_served_as_the_group_would_have(
     found = Counter((each.unique_key, each.topic) for each in opened.received)
     assert found == dict.fromkeys(wanted, 1)
     assert {(e.unique_key, e.topic): e.body_sha1 for e in opened.received} == wanted
+
+
+@pytest.mark.interop(OLD, NEWEST)
+def test_a_retired_member_that_is_opened_alone_delivers_nothing_that_was_converted(
+    make_broker: MakeBroker, scratch: Path
+) -> None:
+    """All of it was overdue. New messages, one a level, show that each level was looked at."""
+    here = scratch / "retired"
+    members = unpack_group(DLEDGER_49_CLEAN, here / "group")
+    roots = [member.root for member in members.values()]
+    report = convert(members[FOLLOWER].root, here / "target", SMALL_FILES)
+    assert report["converted"] == len(members[FOLLOWER].pending_in_levels())
+    conf = write_settings(here / "n0.conf", member_settings(1, 2, 3))
+    words = ["--converted-to", here / "target", "--broker-conf", conf, "--execute"]
+    assert [each["state"] for each in delaywheel("retire", *roots, *words)] == ["done"] * 3
+    stood = {
+        line.unique_key
+        for line in members[FOLLOWER].truth
+        if line.kind == "sent" and line.state in ("delivered", "normal")
+    }
+    levels = range(1, 19)
+    probes = [
+        Outgoing(level, TOPICS[0], b"is it looked at?", delay_level=level) for level in levels
+    ]
+    alone = {
+        member: {
+            **member_settings(port),
+            "dLegerSelfId": member,
+            "dLegerPeers": f"{member}-127.0.0.1:{port}",
+            "messageDelayLevel": " ".join("1s" for _level in levels),
+            "fileReservedTime": 1_000_000,
+        }
+        for member, port in zip(members, free_ports(3), strict=True)
+    }
+    versions = dict(zip(members, (OLD, NEWEST, OLD), strict=True))
+    brokers = {
+        name: make_broker(versions[name], members[name].root, settings=alone[name])
+        for name in members
+    }
+
+    def open_one(member: str) -> tuple[set[str], list[Received]]:
+        judge = Judge(brokers[member], here / f"judge-{member}")
+        with brokers[member]:
+            sent = judge.send(probes)
+            expect = len(stood) + len(probes)
+            with judge.consume(
+                TOPICS, "fresh", expect=expect, deadline_s=240, settle_s=4
+            ) as consumer:
+                return {each.unique_key for each in sent}, once(consumer.wait())
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        opened = list(pool.map(open_one, members))
+    for sent, received in opened:
+        assert Counter(each.unique_key for each in received) == dict.fromkeys({*stood, *sent}, 1)

@@ -127,9 +127,9 @@ def retire(
     """
     with loading(output):
         from delaywheel.terminal.render.changes import retirement_lines
+        from message_store.files.store_root import StoreRoot
         from migrate.changes.retire import retire as retire_source
         from migrate.changes.retire import retire_members
-        from message_store.files.store_root import StoreRoot
         from migrate.settings import read_broker_conf
         from migrate.source.members import member_state, peers_in
     peers = () if broker_conf is None else peers_in(read_broker_conf(broker_conf))

@@ -169,7 +169,7 @@ def test_the_member_of_an_older_epoch_was_not_the_one_to_convert(
 ) -> None:
     options = ConvertOptions(source=copied[0], target=tmp_path / "target", after_crash=True)
     convert(options)
-    with pytest.raises(PlanError, match="has entries that .*n0 lacks"):
+    with pytest.raises(PlanError, match=r"has entries that .*n0 lacks"):
         retire_members(copied, options.target, peers=(), execute=True)
     with pytest.raises(OptionsError, match="has the members n0, n1, and the stores given are of"):
         retire_members(copied, options.target, peers=("n0", "n1"), execute=True)

@@ -53,7 +53,7 @@ from tests.independent.queue_database import (
 from tests.independent.raw_files import record_at
 from tests.independent.raw_records import SCHEDULE_TOPIC
 from tests.independent.real_stores import (
-    COMBINED_55_CLEAN,
+    COMBINED_STORES,
     ROCKSDB_55_BEHIND,
     ROCKSDB_55_CLEAN,
     ROCKSDB_55_CRASH,
@@ -122,7 +122,7 @@ def test_inspect_and_pending_say_the_same(real_store: Stores, name: str) -> None
     truth = store.pending_in_levels()
     assert seen.pending == len(truth)
     assert seen.clean is not store.is_crashed
-    assert ("consume queues are in RocksDB" in seen.evidence) is (name != COMBINED_55_CLEAN)
+    assert ("consume queues are in RocksDB" in seen.evidence) is (name not in COMBINED_STORES)
     listed = list(pending_messages(store.root, now_ms=store.stopped_ms))
     assert Counter(
         (each.level, each.unique_key, each.topic) for each in listed if isinstance(each, Pending)
@@ -160,7 +160,7 @@ def test_check_reads_a_real_store(real_store: Stores, name: str) -> None:
     report = check_store(store.root, CheckOptions(now_ms=store.stopped_ms, disk_used=0.1))
     codes = {finding.code for finding in report.findings}
     assert [f for f in report.findings if f.severity.value == "error"] == []
-    assert ("queues-in-rocksdb" in codes) is (name != COMBINED_55_CLEAN)
+    assert ("queues-in-rocksdb" in codes) is (name not in COMBINED_STORES)
     assert ("queues-not-flushed" in codes) is (name in (ROCKSDB_55_CRASH, ROCKSDB_55_BEHIND))
 
 
