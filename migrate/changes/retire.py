@@ -266,7 +266,9 @@ def _agree(root: StoreRoot, converted: StoreRoot, end: int) -> bool:
 def _plan_other(
     root: StoreRoot, target: Path, conversion: "_Conversion", state: str
 ) -> tuple[RetireReport, DelayOffsets]:
-    """What moves in another member: levels of the converted one, from where they are here."""
+    """What moves in another member: levels of the converted one, from where they are here; also
+    those of which the converted one had delivered everything, and this one does not know it yet.
+    """
     offsets = read_delay_offsets(root.path, conversion.settings.offsets)
     moving = []
     for level in conversion.levels.values():
@@ -384,7 +386,7 @@ def _plan(
             raise _not_this_source(root, target, counts.level, "is not in its report")
         if counts.queued == 0 and counts.from_queue_offset == level_report.to_offset:
             continue  # it is retired
-        if not _moves_as_a_whole(conversion, level_report):
+        if not _moves_as_a_whole(conversion, level_report) or not level_report.queued:
             stays[counts.level] = counts.pending
             continue
         _require_same(root, target, counts, level_report)
@@ -455,7 +457,7 @@ def _moves_as_a_whole(conversion: _Conversion, report: LevelReport) -> bool:
         )
     chosen = conversion.settings.only_levels
     is_chosen = not chosen or report.level in chosen
-    return is_chosen and not report.skipped and report.queued > 0
+    return is_chosen and not report.skipped
 
 
 def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, report: LevelReport) -> None:
