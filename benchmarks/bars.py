@@ -35,7 +35,12 @@ VERIFY_RATIO = 1.5
 
 PLAIN = "plain"
 SHAPES = dict.fromkeys(
-    ("one bad record", "1 % odd sizes", "a CRC property on every record"),
+    (
+        "one bad record",
+        "1 % odd sizes",
+        "the log of a DLedger member",
+        "a CRC property on every record",
+    ),
     Bar(1.1, is_ceiling=True),
 )
 """The time of a conversion of other records, in that of plain ones in the same run."""

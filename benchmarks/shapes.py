@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What records of other shapes cost a conversion: a bad one, CRC properties on all, odd properties
-on some; in turns with plain ones, in the same run.
+on some, and the log of a DLedger member; in turns with plain ones, in the same run.
 
 The stores differ in nothing else. Each is read once, and then they take turns, round by round,
 beginning with another one each time. The first round is thrown away. Targets are not verified here.
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from benchmarks.bars import BAR_MESSAGES, PLAIN
 from benchmarks.convert import convert_round, read_once, require_room
 from benchmarks.machine import RESULTS, facts, keeping
+from benchmarks.member import move_into_member
 from legacy_levels.generate.messages import ExtraProperty
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import SystemClock, stopwatch_s
@@ -27,8 +28,8 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import CRC32, TIMER_ROLL_TIMES
 from migrate.spark.session import spark_session
 
-_DISK_BYTES_A_MESSAGE = 2_300
-"""Four sources and a target."""
+_DISK_BYTES_A_MESSAGE = 2_800
+"""Five sources and a target."""
 _MINUTES = 15.0
 _HEAD_BYTES = 64 << 10
 
@@ -39,12 +40,15 @@ class Shape:
 
     extra_property: ExtraProperty | None = None
     has_a_bad_record: bool = False
+    is_member: bool = False
+    """Of a DLedger group: a head is in front of each record."""
 
 
 SHAPES: Mapping[str, Shape] = {
     PLAIN: Shape(),
     "one bad record": Shape(has_a_bad_record=True),
     "1 % odd sizes": Shape(ExtraProperty(TIMER_ROLL_TIMES, "3", percent=1)),
+    "the log of a DLedger member": Shape(is_member=True),
     "a CRC property on every record": Shape(ExtraProperty(CRC32, "0123456789")),
 }
 """The dearest last: what was measured before is kept, whenever a run ends."""
@@ -62,6 +66,8 @@ def make_source(path: Path, messages: int, shape: Shape) -> None:
     )
     if shape.has_a_bad_record:
         damage_first_body(source)
+    if shape.is_member:
+        move_into_member(source)
     read_once(source)
 
 
@@ -108,7 +114,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=BAR_MESSAGES)
     parser.add_argument("--rounds", type=int, default=5, help="at most")
     parser.add_argument("--minutes", type=float, default=_MINUTES)
-    parser.add_argument("--directory", type=Path, help="where to work; 10 GB for 4 million")
+    parser.add_argument("--directory", type=Path, help="where to work; 12 GB for 4 million")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     until_s = stopwatch_s() + options.minutes * 60

@@ -44,6 +44,9 @@ TOPIC_TYPES = {"mixed": MIXED, "delay": DELAY, KEEP: None}
 
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
+_SETTING = re.compile(r"[a-z]+[A-Z]\w*")
+"""Two words at least: all settings of brokers but a few are, and few lines of other files begin so.
+"""
 _BLANKS = " \t\f"
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _LAST_NEWLINE = re.compile(r"(\r\n|\r|\n)\Z")
@@ -56,7 +59,8 @@ def read_broker_conf(path: Path) -> dict[str, str]:
     """A broker's configuration file, as ``java.util.Properties`` reads it.
 
     Raises SourceError when it is missing, FormatError when no broker would start with it, or when
-    it sets nothing: it is another kind of file, and the defaults would silently be taken.
+    it has lines and none sets what could be a broker's setting: it is another kind of file, and the
+    defaults would silently be taken.
     """
     content = read_small_file(path)
     if content is None:
@@ -65,8 +69,10 @@ def read_broker_conf(path: Path) -> dict[str, str]:
         conf = parse_properties(content)
     except BadFieldError as error:
         raise BadFieldError(error.problem, path=path, found=error.found) from error
-    if conf and not any(conf.values()):
-        raise BadFieldError("not a broker's configuration: no line says KEY=VALUE", path=path)
+    if conf and not any(value and _SETTING.fullmatch(key) for key, value in conf.items()):
+        raise BadFieldError(
+            "not a broker's configuration: no line sets anything like brokerName", path=path
+        )
     return conf
 
 

@@ -55,7 +55,7 @@ from migrate.report.marker import (
 )
 from migrate.report.report import LevelReport
 from migrate.report.whole_target import require_whole
-from migrate.source.members import member_state
+from migrate.source.members import EPOCHS_NAME, MemberState, member_state
 from migrate.write.owner import require_owner
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
@@ -151,12 +151,14 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
 def retire_members(
     sources: Sequence[Path], target: Path, *, peers: Collection[str], execute: bool = False
 ) -> tuple[RetireReport, ...]:
-    """``retire`` for all members of a DLedger group, one of which was converted to ``target``.
+    """``retire`` for all members of a group, one of which was converted to ``target``.
 
-    ``peers`` are the ids of all members. Each gets the same offsets: the queues of all are made of
-    one log. Nothing is written unless all of them can be. If a run is stopped, the same one goes on
-    with the members that are left. Raises what ``retire`` does, OptionsError unless the sources are
-    all members of one group, and PlanError for a member with entries that the converted one lacks.
+    ``peers`` are the ids of all members of a DLedger group; those of a group with a controller are
+    in no file, and its ``peers`` are none. Each gets the same offsets: the queues of all are made
+    of one log. Nothing is written unless all of them can be. If a run is stopped, the same one goes
+    on with the members that are left. Raises what ``retire`` does, OptionsError unless the sources
+    are all members of one group, and PlanError for a member with entries that the converted one
+    lacks.
     """
     roots, target_root = [StoreRoot(source) for source in sources], StoreRoot(target)
     for root in roots:
@@ -195,12 +197,7 @@ def _converted_member(
 ) -> StoreRoot:
     """The member that ``target`` was made from, once all are there and none has more than it."""
     states = {root: member_state(root) for root in roots}
-    found = sorted("" if state is None else state.member for state in states.values())
-    if found != sorted(peers) or any(member_directory(root.path) is None for root in roots):
-        raise OptionsError(
-            f"the group has the members {', '.join(sorted(peers))}, and the stores given are of"
-            f" {', '.join(each or 'none' for each in found)}: all are retired together, or none"
-        )
+    _require_group(states, peers)
     recorded, path = _recorded_source(target)
     same = [root for root in roots if log_fingerprint(root) == recorded]
     same.sort(key=lambda root: str(root.path.absolute()) != path)  # copies with their times
@@ -220,6 +217,26 @@ def _converted_member(
                 f" {target} was converted from; they would be skipped. Nothing was changed"
             )
     return converted
+
+
+def _require_group(states: Mapping[StoreRoot, MemberState | None], peers: Collection[str]) -> None:
+    """Raise OptionsError unless these are all members of a DLedger group, or members of a group
+    with a controller.
+    """
+    if not peers and all(state is not None and state.is_controlled for state in states.values()):
+        return
+    if not peers:
+        raise OptionsError(
+            f"{listed(str(root.path) for root in states)}: several SOURCEs are the members of one"
+            " group. Of DLedger, --broker-conf names a configuration with its dLegerPeers; with a"
+            f" controller, each has a file {EPOCHS_NAME}"
+        )
+    found = sorted("" if state is None else state.member for state in states.values())
+    if found != sorted(peers) or any(member_directory(root.path) is None for root in states):
+        raise OptionsError(
+            f"the group has the members {', '.join(sorted(peers))}, and the stores given are of"
+            f" {', '.join(each or 'none' for each in found)}: all are retired together, or none"
+        )
 
 
 def _recorded_source(target: Path) -> tuple[list[list[Any]], str]:
@@ -249,7 +266,9 @@ def _agree(root: StoreRoot, converted: StoreRoot, end: int) -> bool:
 def _plan_other(
     root: StoreRoot, target: Path, conversion: "_Conversion", state: str
 ) -> tuple[RetireReport, DelayOffsets]:
-    """What moves in another member: levels of the converted one, from where they are here."""
+    """What moves in another member: levels of the converted one, from where they are here; also
+    those of which the converted one had delivered everything, and this one does not know it yet.
+    """
     offsets = read_delay_offsets(root.path, conversion.settings.offsets)
     moving = []
     for level in conversion.levels.values():
@@ -367,7 +386,7 @@ def _plan(
             raise _not_this_source(root, target, counts.level, "is not in its report")
         if counts.queued == 0 and counts.from_queue_offset == level_report.to_offset:
             continue  # it is retired
-        if not _moves_as_a_whole(conversion, level_report):
+        if not _moves_as_a_whole(conversion, level_report) or not level_report.queued:
             stays[counts.level] = counts.pending
             continue
         _require_same(root, target, counts, level_report)
@@ -438,7 +457,7 @@ def _moves_as_a_whole(conversion: _Conversion, report: LevelReport) -> bool:
         )
     chosen = conversion.settings.only_levels
     is_chosen = not chosen or report.level in chosen
-    return is_chosen and not report.skipped and report.queued > 0
+    return is_chosen and not report.skipped
 
 
 def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, report: LevelReport) -> None:

@@ -93,8 +93,8 @@ HOSTS = error(
 )
 TOO_LARGE = error(
     "timer-too-large",
-    "a wheel reads records into a buffer of maxMessageSize + 100 bytes. 5.3 and older stop at them"
-    " for ever, 5.4 and newer lose them silently",
+    "a wheel reads records into a buffer of maxMessageSize + 100 bytes (5.5.1: + 64 KiB). 5.3 and"
+    " older stop at them for ever, 5.4 and newer lose them silently",
     "give the broker a larger maxMessageSize before it starts",
 )
 PROPERTIES_FULL = error(

@@ -153,3 +153,10 @@ def test_one_way_to_name_a_message(place: Path, words: tuple[str, ...]) -> None:
     result = run(*(str(place) if word == "PLACE" else word for word in words))
     assert result.exit_code == cli.USAGE
     assert "give" in result.stderr
+
+
+def test_a_text_that_is_no_offset_message_id_is_a_usage_error(place: Path) -> None:
+    schedule(place, "wheel", "K1")
+    result = run("trace", place, "--id", "00")
+    assert result.exit_code == cli.USAGE
+    assert "not an offset message id" in result.stderr

@@ -38,6 +38,11 @@ _TIMELINE: Final[Mapping[str, object]] = {
     "timerRocksDBEnable": "true",
     "recallMessageEnable": "true",
 }
+# 5.5 starts with both kinds of queues only if those of LMQ are in RocksDB.
+_COMBINED: Final[Mapping[str, object]] = {
+    "rocksdbCQDoubleWriteEnable": "true",
+    "combineCQUseRocksdbForLmq": "true",
+}
 
 PLANS: Final = {
     plan.name: plan
@@ -100,6 +105,15 @@ PLANS: Final = {
             seed=5,
             messages=500,
             settings=_DEFAULT_SIZES,
+            linger_s=12,
+        ),
+        StorePlan(
+            "levels-5.5.0-combine-crash",
+            "5.5.0",
+            seed=10,
+            messages=600,
+            killed=True,
+            settings=_COMBINED,
             linger_s=12,
         ),
     )

@@ -57,7 +57,7 @@ def test_a_configuration_with_which_no_broker_starts_is_refused(tmp_path: Path) 
 
 def test_a_file_that_sets_nothing_is_no_configuration(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
-    path.write_text("hello\nworld\n")
+    path.write_text("hello world\nand more\n")
     with pytest.raises(FormatError, match=r"broker.conf: not a broker's configuration"):
         read_broker_conf(path)
     path.write_text("# everything is a broker's default\n")

@@ -121,24 +121,25 @@ def retire(
 ) -> None:
     """Move the offsets of SOURCE past what its target has, so that it delivers nothing twice.
 
-    What was not converted stays and is still delivered by a broker on SOURCE. Of a DLedger group
-    all members are retired together: name all of them, and a broker's configuration for its
-    dLegerPeers.
+    What was not converted stays and is still delivered by a broker on SOURCE. All members of a
+    group are retired together: name all of them. Of a DLedger group, name also a broker's
+    configuration, for its dLegerPeers.
     """
     with loading(output):
         from delaywheel.terminal.render.changes import retirement_lines
+        from message_store.files.store_root import StoreRoot
         from migrate.changes.retire import retire as retire_source
         from migrate.changes.retire import retire_members
         from migrate.settings import read_broker_conf
-        from migrate.source.members import peers_in
+        from migrate.source.members import member_state, peers_in
     peers = () if broker_conf is None else peers_in(read_broker_conf(broker_conf))
-    if not peers:
-        if len(sources) > 1:
-            raise click.UsageError(
-                "several SOURCEs are the members of a DLedger group: --broker-conf names a"
-                " configuration with its dLegerPeers"
-            )
+    if not peers and len(sources) == 1:
         report = retire_source(sources[0], target, execute=execute)
+        if member_state(StoreRoot(sources[0])) is not None:
+            output.warn(
+                f"{sources[0]}: a member of a group with a controller; its other members would"
+                " deliver what was converted once more, unless they are named and retired as well"
+            )
         output.result(report.as_json, retirement_lines(report))
         return
     reports = retire_members(sources, target, peers=peers, execute=execute)

@@ -31,6 +31,7 @@ from delaywheel.terminal.options.message_lines import (
     time_due_ms,
     with_due,
 )
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.options.types import DURATION, TIME, TIME_FORMS
 from delaywheel.terminal.render.engine import level_lowered_line, nothing_there_line
 from delaywheel.terminal.render.printer import OutputError
@@ -219,6 +220,7 @@ def _signals() -> Iterator[list[str]]:
     help="Begin at this ordinal of each queue.",
 )
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
+@place_options("store", has_target=False)
 @now_option("Reference time:")
 def read(
     output: "Output",

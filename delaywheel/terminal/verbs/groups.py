@@ -21,6 +21,7 @@ import click
 from delaywheel.terminal.options.conversion import STORE, now_option
 from delaywheel.terminal.options.engine import Engine, engine_options, opened
 from delaywheel.terminal.options.loop import loop_options, told_loop
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.options.types import DURATION
 from delaywheel.terminal.render.engine import group_lines, nothing_there_line
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
@@ -195,6 +196,7 @@ def _noting_signals() -> Iterator[list[int]]:
 
 @verb("delaywheel groups /tmp/orders")
 @click.argument("store", type=STORE)
+@place_options("store", has_target=False)
 @now_option("Reference time:")
 def groups(output: "Output", store: Path, now_ms: int) -> None:
     """List the consumer groups of a store, and how far each is behind in each topic.

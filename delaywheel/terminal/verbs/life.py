@@ -11,10 +11,11 @@ from delaywheel.terminal.options.conversion import STORE, now_option
 from delaywheel.terminal.options.engine import Engine, engine_options, opened
 from delaywheel.terminal.options.message import due_options
 from delaywheel.terminal.options.message_lines import due_of
+from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.options.types import HANDLE
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from delaywheel.terminal.verbs.groups import require_group
-from message_store.base.errors import SharedKeyError
+from message_store.base.errors import BadFieldError, SharedKeyError
 from message_store.files.store_root import StoreRoot
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
@@ -31,6 +32,7 @@ KEY_HELP = "Every pending message with this unique key, without a handle."
 @click.argument("store", type=STORE)
 @click.argument("unique_key", metavar="KEY", required=False)
 @click.option("--id", "offset_id", help="The message of which a record has this offset message id.")
+@place_options("store", has_target=False)
 @click.option("--full", is_flag=True, help="With body, tags, keys and properties of each record.")
 @now_option("Reference time:")
 def trace(
@@ -52,7 +54,12 @@ def trace(
     if (unique_key is None) == (offset_id is None):
         raise click.UsageError("give exactly one of KEY and --id")
     with loading(output):
-        from message_store.life.trace import trace_directory, trace_offset_id
+        from message_store.life.trace import offset_of_id, trace_directory, trace_offset_id
+    if offset_id is not None:
+        try:
+            offset_of_id(offset_id)
+        except BadFieldError as error:
+            raise click.BadParameter(str(error), param_hint="--id") from error
     output.tell_of_writer(store)
     if offset_id is not None:
         steps = trace_offset_id(store, offset_id)

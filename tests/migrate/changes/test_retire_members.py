@@ -35,13 +35,16 @@ ITEMS = [
 ]
 
 
-def make_group(folder: Path, lacking: int = 0) -> list[Member]:
-    """Three members, of which the last lacks so many entries at its end."""
+def make_group(folder: Path, lacking: int = 0, delivered: int = 0) -> list[Member]:
+    """Three members, of which the last lacks so many entries at its end. The first knows how many
+    messages of level 3 were delivered.
+    """
     made = []
     for name in PEERS:
         items = ITEMS[: len(ITEMS) - lacking] if name == PEERS[-1] else ITEMS
         root = folder / name
-        build_level_store(root, items, commit_log_file_bytes=4096, offsets={3: 0})
+        offsets = {3: delivered if name == PEERS[0] else 0}
+        build_level_store(root, items, commit_log_file_bytes=4096, offsets=offsets)
         made.append(make_member(root, name=name))
     return made
 
@@ -110,6 +113,16 @@ def test_all_members_are_retired_or_planned_to_be(tmp_path: Path, group: list[Pa
     assert [len(read_backlog(root)) for root in group] == [0, 0, 0]
     again = retire_all(group, target, execute=True)
     assert [report.state for report in again] == ["nothing to do"] * 3
+
+
+def test_a_level_that_was_delivered_as_a_whole_moves_in_members_that_do_not_know_it(
+    tmp_path: Path,
+) -> None:
+    group = [member.root for member in make_group(tmp_path / "group", delivered=4)]
+    options = options_for(tmp_path, source=group[0], target=tmp_path / "target", now_ms=T0 + 500)
+    assert convert(options).total("converted") == len(ITEMS) - 4
+    retire_all(group, options.target, execute=True)
+    assert [offsets_of(root) for root in group] == [{3: 4, 4: 4, 5: 4}] * 3
 
 
 def test_a_retired_member_can_be_rolled_back(tmp_path: Path, group: list[Path]) -> None:

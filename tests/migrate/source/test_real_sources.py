@@ -29,7 +29,7 @@ from migrate.table.pending_table import TableOptions
 from migrate.verify.verify import verify
 from tests.independent.raw_files import record_at
 from tests.independent.real_stores import (
-    COMBINED_55_CLEAN,
+    COMBINED_STORES,
     DLEDGER_49_CLEAN,
     DLEDGER_49_CRASH,
     DLEDGER_49_UPGRADED,
@@ -117,7 +117,7 @@ def store(request: pytest.FixtureRequest, unpacked: Unpacked) -> Iterator[RealSt
 
 
 def is_in_rocksdb(store: RealStore) -> bool:
-    return store.name in ROCKSDB_STORES and store.name != COMBINED_55_CLEAN
+    return store.name in ROCKSDB_STORES and store.name not in COMBINED_STORES
 
 
 def each_of(*sources: Source) -> pytest.MarkDecorator:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of 5.5.1: of a group with a controller, and of a slave that acted as master: which has the
-truth, what it says, and what only its offsets know.
+truth, what it says, what only its offsets know, and how all members are retired.
 """
 
 import json
 import lzma
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
-from message_store.base.errors import UnsupportedStoreError
+from message_store.base.errors import OptionsError, PlanError, UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
+from migrate.changes.retire import retire_members
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
+from migrate.convert import convert
 from migrate.in_place.convert import convert_in_place
 from migrate.look.inspect import inspect_store
 from migrate.settings import ConvertOptions
@@ -137,3 +140,36 @@ def test_of_master_and_acting_slave_the_one_is_named_that_delivered_last(sets: P
     stores = [sets / "a0", sets / "a1"]
     [group] = find_replicas(stores)
     assert f"that of {stores[1]} is ahead" in str(same_broker(stores, group))
+
+
+# --- all members, retired -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(controlled: Mapping[str, RealStore], tmp_path: Path) -> list[Path]:
+    """Both members, to be changed; the second is the one to convert."""
+    return [
+        shutil.copytree(controlled[name].root, tmp_path / "group" / name) for name in ("n0", "n1")
+    ]
+
+
+def test_all_members_are_retired_together(copied: list[Path], tmp_path: Path) -> None:
+    options = ConvertOptions(source=copied[1], target=tmp_path / "target", after_crash=True)
+    count = convert(options).total("converted")
+    planned = retire_members(copied, options.target, peers=())
+    assert [report.state for report in planned] == ["planned"] * 2
+    done = retire_members(copied, options.target, peers=(), execute=True)
+    assert [(report.state, report.converted) for report in done] == [("done", count)] * 2
+    pending = [read_backlog(root, after_crash=True).total("pending") for root in copied]
+    assert pending == [0, 0]
+
+
+def test_the_member_of_an_older_epoch_was_not_the_one_to_convert(
+    copied: list[Path], tmp_path: Path
+) -> None:
+    options = ConvertOptions(source=copied[0], target=tmp_path / "target", after_crash=True)
+    convert(options)
+    with pytest.raises(PlanError, match=r"has entries that .*n0 lacks"):
+        retire_members(copied, options.target, peers=(), execute=True)
+    with pytest.raises(OptionsError, match="has the members n0, n1, and the stores given are of"):
+        retire_members(copied, options.target, peers=("n0", "n1"), execute=True)

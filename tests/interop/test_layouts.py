@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every layout in which brokers left a backlog, in one target, opened by three brokers: what waited
+in each store comes once, as it was sent.
+
+DLedger groups, consume queues in RocksDB, a log elsewhere, a group with a controller, and a slave
+that acted as master. All of it is overdue: what comes early is for other modules.
+"""
+
+import json
+import lzma
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import pytest
+
+from message_store.files.places import placed
+from migrate.convert import convert_merged
+from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
+from migrate.source.places import places_in
+from migrate.source.replicas import choose_of_group
+from migrate.verify.verify import verify_all
+from tests.independent.real_stores import (
+    ACTING_SLAVE_55,
+    CONTROLLER_55,
+    DLEDGER_GROUPS,
+    FIXTURES,
+    LOG_ELSEWHERE_49,
+    ROCKSDB_STORES,
+    TWO_LOGS_49,
+    RealStore,
+    unpack,
+    unpack_group,
+    unpack_roots,
+)
+from tests.interop.account import once
+from tests.interop.conftest import MakeBroker, Tell
+from tests.interop.jars import LAST, NEWEST
+from tests.interop.judge import Judge, Received, copy_store
+
+NEW: Final = ("5.3.3", NEWEST, LAST)
+FIXTURE_GROUP: Final = "fixture_group"
+ACTED: Final = "a1"
+SMALL_FILES: Final = TargetSettings(
+    commit_log_file_bytes=1 << 20, queue_file_bytes=40_000, timer_log_file_bytes=102_400
+)
+
+pytestmark = [pytest.mark.nightly, pytest.mark.interop(*NEW)]
+
+# A message: its unique key, whether it is a retry, which shares that key, and its body's SHA-1.
+Message = tuple[str | None, bool, str]
+
+
+@attrs.frozen
+class Source:
+    """A store to convert, and what waited in it as its truth says."""
+
+    name: str
+    root: Path
+    waiting: Sequence[Message]
+    topics: frozenset[str]
+
+    @classmethod
+    def of(cls, store: RealStore) -> "Source":
+        lines = store.pending_in_levels()
+        return cls(
+            store.name,
+            store.root,
+            [(line.unique_key, line.kind == "retry", line.body_sha1) for line in lines],
+            frozenset(store.about["topics"]),
+        )
+
+
+@attrs.frozen
+class Opened:
+    """What waited by its store, and what each broker delivered of the one target."""
+
+    sources: Sequence[Source]
+    received: Mapping[str, Sequence[Received]]
+
+
+def best_of_group(name: str, directory: Path) -> Source:
+    """The member that the group would elect; of two that end alike the one whose queues do, too."""
+    members = unpack_group(name, directory)
+    leader = next(iter(members.values())).about["expectedIsOf"]
+    roots = list(dict.fromkeys([members[leader].root, *(e.root for e in members.values())]))
+    assert len(roots) == 1 or choose_of_group(roots).store == members[leader].root
+    return Source.of(members[leader])
+
+
+def with_places(name: str, directory: Path, held: ExitStack) -> Source:
+    """A store whose configuration says where its log lies."""
+    whole = unpack(name, directory)
+    conf = directory / "broker.conf"
+    conf.write_text(conf.read_text("utf-8").replace("@DIR@", str(directory)), "utf-8")
+    store = attrs.evolve(whole, root=directory / "store")
+    held.enter_context(placed(store.root, places_in(store.root, read_broker_conf(conf))))
+    return Source.of(store)
+
+
+def slave_that_acted(directory: Path) -> Source:
+    """It knows by its offsets alone what it gave to another broker."""
+    with lzma.open(FIXTURES / f"{ACTING_SLAVE_55}.expected.jsonl.xz", "rt", encoding="utf-8") as f:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in f]
+    waiting = [e for e in lines if (e["state"], e.get("waitsIn")) == ("pending", ACTED)]
+    return Source(
+        ACTING_SLAVE_55,
+        unpack_roots(ACTING_SLAVE_55, directory) / ACTED,
+        [(line["uniqKey"], line["kind"] == "retry", line["bodySha1"]) for line in waiting],
+        frozenset(line["topic"] for line in waiting),
+    )
+
+
+@pytest.fixture(scope="module")
+def opened(make_broker: MakeBroker, scratch: Path) -> Opened:
+    with ExitStack() as held:
+        sources, target = converted(scratch, held)
+    stores = {version: copy_store(target, scratch / f"target-{version}") for version in NEW}
+    brokers = {version: make_broker(version, stores[version]) for version in NEW}
+    topics = sorted(frozenset().union(*(source.topics for source in sources)))
+    expect = sum(len(source.waiting) for source in sources)
+
+    def open_one(version: str) -> list[Received]:
+        broker = brokers[version]
+        judge = Judge(broker, scratch / f"judge-{version}")
+        with (
+            broker,
+            judge.consume(
+                topics, FIXTURE_GROUP, expect=expect, deadline_s=300, settle_s=4
+            ) as consumer,
+        ):
+            return once(consumer.wait())
+
+    with ThreadPoolExecutor(len(NEW)) as pool:
+        return Opened(sources, dict(zip(NEW, pool.map(open_one, NEW), strict=True)))
+
+
+def converted(scratch: Path, held: ExitStack) -> tuple[list[Source], Path]:
+    """One target of all layouts, as the truth of each source has it."""
+    here = scratch / "sources"
+    sources = [
+        *(best_of_group(name, here / name) for name in (*DLEDGER_GROUPS, CONTROLLER_55)),
+        *(Source.of(unpack(name, here / name)) for name in ROCKSDB_STORES),
+        *(with_places(name, here / name, held) for name in (TWO_LOGS_49, LOG_ELSEWHERE_49)),
+        slave_that_acted(here / ACTING_SLAVE_55),
+    ]
+    target = scratch / "target"
+    members = [
+        ConvertOptions(
+            source=source.root,
+            target=target,
+            settings=SMALL_FILES,
+            after_crash=(source.root / "abort").exists(),
+        )
+        for source in sources
+    ]
+    report = convert_merged(members)
+    assert [each.total("converted") for each in report.sources] == [
+        len(source.waiting) for source in sources
+    ]
+    verified = verify_all([source.root for source in sources], target, spark=None)
+    assert [each.is_clean for each in verified] == [True] * len(sources)
+    return sources, target
+
+
+@pytest.mark.parametrize("version", NEW)
+def test_what_waited_in_every_layout_comes_once_and_as_it_was_sent(
+    version: str, opened: Opened, tell: Tell
+) -> None:
+    found = Counter(
+        (each.unique_key, each.is_retry, each.body_sha1) for each in opened.received[version]
+    )
+    for source in opened.sources:
+        assert source.waiting
+        wrong = {each: found[each] for each in source.waiting if found[each] != 1}
+        assert wrong == {}, source.name
+    assert found.total() == sum(len(source.waiting) for source in opened.sources)
+    tell(f"{version}, {found.total():,} that waited in {len(opened.sources)} stores of all layouts")
