@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -147,6 +148,61 @@ def test_a_large_store_among_them_has_a_task_for_each_log_file(
     stages = list(dict.fromkeys(heard))
     label = f"{STORES} of {STORES}, broker-{STORES - 1:02d}"
     assert stages == ["small stores", *(f"{label}: {s}" for s in ("plan", "write", "seal"))]
+    others = elsewhere(members)
+    run(others, None)
+    same_bytes(members, others)
+
+
+@pytest.mark.spark
+def test_large_stores_share_the_cores_and_three_broken_ones_stop_nobody(
+    spark: SparkSession, members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "small_stores", lambda *_: [])
+    monkeypatch.setattr(fleet_module, "own_core_count", lambda: 3)
+    break_three(members)
+    heard: list[tuple[str, int, int]] = []
+    begun: set[int] = set()
+    is_together = threading.Event()
+    convert_one = fleet_module.convert_patiently
+
+    def two_at_a_time(options: ConvertOptions, **how: Any) -> ConversionReport:
+        begun.add(threading.get_ident())
+        if len(begun) > 1:
+            is_together.set()
+        assert is_together.wait(60), "a second one begins before the first has ended"
+        return convert_one(options, **how)
+
+    monkeypatch.setattr(fleet_module, "convert_patiently", two_at_a_time)
+    fleet = run(members, spark, lambda *told: heard.append(told))
+    wanted = [FAILED if number in BROKEN else CONVERTED for number in range(STORES)]
+    assert states(fleet) == wanted
+    assert {stage for stage, _, _ in heard} == {"large stores"}
+    percents = [done for _, done, _ in heard]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    others = elsewhere(members)
+    run(others, None)
+    for one, other in zip(members, others, strict=True):
+        if members.index(one) not in BROKEN:
+            assert broker_files(one.target) == broker_files(other.target)
+
+
+@pytest.mark.check
+@pytest.mark.spark
+def test_large_stores_that_were_stopped_go_on(
+    spark: SparkSession, members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "small_stores", lambda *_: [])
+
+    def stop(_stage: str, done: int, _total: int) -> None:
+        if done > 30:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(members, spark, stop)
+    assert not [each for each in threading.enumerate() if "spark-job" in each.name]
+    again = run(members, spark)
+    assert {*states(again)} == {CONVERTED, FINISHED_BEFORE}
     others = elsewhere(members)
     run(others, None)
     same_bytes(members, others)
