@@ -40,7 +40,7 @@ class Arrangement:
     offsets: Int64Array
     log_end: int
 
-    def runs(self, cut: Cut, file_bytes: int) -> list[Runs]:
+    def runs(self, cut: Cut, file_bytes: int) -> Sequence[Runs]:
         """Which rows are of each source: in a file they are in order, and those of the reserve
         follow. Nothing for a source without any.
         """

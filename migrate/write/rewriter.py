@@ -242,14 +242,15 @@ class RecordRewriter:
         room_bytes: int,
         position: int,
         queue_offset: int,
+        shift: int = 0,
     ) -> int:
         """Rewrite a chunk's records to an address, one behind the other; returns their bytes.
 
-        The first record goes to the log offset ``position`` and gets ``queue_offset``. Raises
-        PlanError where the room is too small.
+        ``shift`` is the row that the chunk counts from. The first record goes to the log offset
+        ``position`` and gets ``queue_offset``. Raises PlanError where the room is too small.
         """
-        first = chunk.first
-        span = slice(first, chunk.end)
+        first = shift + chunk.first
+        span = slice(first, shift + chunk.end)
         limits = self._limits
         longest = min(limits.record_max_bytes, limits.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
         cursor = np.array([position, queue_offset, address, address + room_bytes], np.int64)

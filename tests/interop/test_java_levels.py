@@ -18,6 +18,7 @@ import pytest
 from compare.rocketmq.jars import classes, jars
 from compare.rocketmq.java_engines import JAVA_ROOT, OPENED
 from message_store import AfterMs, AtLevel
+from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import LEVEL_TOPIC
 from tests.independent.raw_files import commit_log_records, read_range
@@ -39,12 +40,10 @@ TOGETHER = 24
 LONGER_THAN_ANY_LEVEL_MS = 120_000
 
 
-def without_places(told: Fact) -> Fact:
-    """Java writes properties in the order of a hash map."""
-    return tuple(
-        (name, sorted(value.split(b"\x02")) if name == "properties_text" else value)  # type: ignore[misc]
-        for name, value in told  # type: ignore[misc]
-    )
+def in_any_order(message: StoredMessage) -> Fact:
+    """What is decided of a delivery; Java writes properties in the order of a hash map."""
+    text = b"\x02".join(sorted(message.properties_text.split(b"\x02")))
+    return fact(attrs.evolve(message, properties_text=text))
 
 
 @attrs.define
@@ -53,7 +52,6 @@ class History:
 
     seed: int
     machine: AgainstReference
-    before: dict[int, int] = attrs.field(factory=dict)
     log_end: int = 0
 
     @classmethod
@@ -71,14 +69,16 @@ class History:
         return cls(seed, machine)
 
     @property
+    def reference(self) -> Path:
+        return self.machine.roots[1]
+
+    @property
     def java(self) -> Path:
         return self.machine.folder / ("java-async" if self.machine.is_async else "java")
 
     def copy(self) -> None:
         """The store that Java carries on."""
-        reference = self.machine.roots[1]
-        shutil.copytree(reference, self.java, ignore=shutil.ignore_patterns("delaywheel"))
-        self.before = {level: len(told) for level, told in self.machine.delivered[1].items()}
+        shutil.copytree(self.reference, self.java, ignore=shutil.ignore_patterns("delaywheel"))
         placed = [*commit_log_records(self.java / "commitlog")]
         self.log_end = placed[-1].commit_log_offset + placed[-1].size_bytes
 
@@ -93,31 +93,24 @@ class History:
     @property
     def wanted(self) -> int:
         """How many messages are in the reference's topics in the end."""
-        placed = commit_log_records(self.machine.roots[1] / "commitlog")
+        placed = commit_log_records(self.reference / "commitlog")
         return sum(each.record.topic != LEVEL_TOPIC for each in placed)
 
-    def by_java(self) -> dict[int, list[Fact]]:
-        """What Java delivered from each level, in order."""
+    def delivered(self, root: Path) -> dict[int, list[Fact]]:
+        """What was delivered from each level since, in order."""
         found: dict[int, list[Fact]] = defaultdict(list)
-        log = self.java / "commitlog"
+        log = root / "commitlog"
         for placed in commit_log_records(log):
             offset = placed.commit_log_offset
             if offset < self.log_end or placed.record.topic == LEVEL_TOPIC:
                 continue
             data = read_range(log, SMALL.commit_log_file_bytes, offset, placed.size_bytes)
             message = decode_message_at(memoryview(data))
-            found[self.machine.level_of[message.body]].append(without_places(fact(message)))
+            found[self.machine.level_of[message.body]].append(in_any_order(message))
         return dict(found)
 
-    def by_reference(self) -> dict[int, list[Fact]]:
-        found = {
-            level: [*map(without_places, told[self.before.get(level, 0) :])]
-            for level, told in self.machine.delivered[1].items()
-        }
-        return {level: told for level, told in found.items() if told}
-
     def offset_files(self) -> tuple[bytes, bytes]:
-        roots = self.java, self.machine.roots[1]
+        roots = self.java, self.reference
         one, other = ((root / "config" / "delayOffset.json").read_bytes() for root in roots)
         return one, other
 
@@ -177,10 +170,10 @@ def test_java_delivers_what_the_reference_delivers(tmp_path: Path, first_seed: i
             each.carry_on()
         run_java(histories, tmp_path)
         for each in histories:
-            assert each.by_java() == each.by_reference(), each.seed
+            assert each.delivered(each.java) == each.delivered(each.reference), each.seed
             one, other = each.offset_files()
             assert one == other, each.seed
-        assert sum(len(each.by_reference()) for each in histories) > TOGETHER
+        assert sum(len(each.delivered(each.java)) for each in histories) > TOGETHER
     finally:
         for each in histories:
             shutil.rmtree(each.machine.folder)

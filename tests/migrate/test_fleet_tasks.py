@@ -153,27 +153,44 @@ def test_a_large_store_among_them_has_a_task_for_each_log_file(
     same_bytes(members, others)
 
 
-@pytest.mark.spark
-def test_large_stores_share_the_cores_and_three_broken_ones_stop_nobody(
-    spark: SparkSession, members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_module, "small_stores", lambda *_: [])
+Converting = Callable[[ConvertOptions], None]
+
+
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[Converting], None]:
+    """No store is small, and three threads convert them, here: Spark has no part in how they share
+    the cores. Given is what is called before each of them.
+    """
+    monkeypatch.setattr(Fleet, "_convert_small", lambda *_: True)
+    monkeypatch.setattr(fleet_module, "has_ended", lambda _spark: False)
     monkeypatch.setattr(fleet_module, "own_core_count", lambda: 3)
+
+    def begin(first: Converting) -> None:
+        def converted(options: ConvertOptions, **how: Any) -> ConversionReport:
+            first(options)
+            return convert_patiently(options, **how | {"spark": None})
+
+        monkeypatch.setattr(fleet_module, "convert_patiently", converted)
+
+    return begin
+
+
+def test_large_stores_share_the_cores_and_three_broken_ones_stop_nobody(
+    members: list[ConvertOptions], all_large: Callable[[Converting], None]
+) -> None:
     break_three(members)
     heard: list[tuple[str, int, int]] = []
     begun: set[int] = set()
     is_together = threading.Event()
-    convert_one = fleet_module.convert_patiently
 
-    def two_at_a_time(options: ConvertOptions, **how: Any) -> ConversionReport:
+    def meet(_options: ConvertOptions) -> None:
         begun.add(threading.get_ident())
         if len(begun) > 1:
             is_together.set()
         assert is_together.wait(60), "a second one begins before the first has ended"
-        return convert_one(options, **how)
 
-    monkeypatch.setattr(fleet_module, "convert_patiently", two_at_a_time)
-    fleet = run(members, spark, lambda *told: heard.append(told))
+    all_large(meet)
+    fleet = run(members, object(), lambda *told: heard.append(told))  # type: ignore[arg-type]
     wanted = [FAILED if number in BROKEN else CONVERTED for number in range(STORES)]
     assert states(fleet) == wanted
     assert {stage for stage, _, _ in heard} == {"large stores"}
@@ -182,26 +199,24 @@ def test_large_stores_share_the_cores_and_three_broken_ones_stop_nobody(
     assert percents[-1] == 100
     others = elsewhere(members)
     run(others, None)
-    for one, other in zip(members, others, strict=True):
-        if members.index(one) not in BROKEN:
+    for number, (one, other) in enumerate(zip(members, others, strict=True)):
+        if number not in BROKEN:
             assert broker_files(one.target) == broker_files(other.target)
 
 
-@pytest.mark.check
-@pytest.mark.spark
-def test_large_stores_that_were_stopped_go_on(
-    spark: SparkSession, members: list[ConvertOptions], monkeypatch: pytest.MonkeyPatch
+def test_large_stores_that_were_stopped_have_stopped_and_go_on(
+    members: list[ConvertOptions], all_large: Callable[[Converting], None]
 ) -> None:
-    monkeypatch.setattr(fleet_module, "small_stores", lambda *_: [])
-
     def stop(_stage: str, done: int, _total: int) -> None:
         if done > 30:
             raise Stopped
 
+    before = threading.active_count()
+    all_large(lambda _options: None)
     with pytest.raises(Stopped):
-        run(members, spark, stop)
-    assert not [each for each in threading.enumerate() if "spark-job" in each.name]
-    again = run(members, spark)
+        run(members, object(), stop)  # type: ignore[arg-type]
+    assert threading.active_count() == before
+    again = run(members, None)
     assert {*states(again)} == {CONVERTED, FINISHED_BEFORE}
     others = elsewhere(members)
     run(others, None)
