@@ -123,11 +123,7 @@ def _cells(
 
 
 def _duration(seconds: float) -> str:
-    """Rounded as arithmetic is.
-
-    >>> [_duration(each) for each in (8.4, 95.0, 6_100.0, 13_000.0)]
-    ['8 s', '2 minutes', '102 minutes', '3.6 hours']
-    """
+    """Rounded as arithmetic is: seconds, minutes up to two hours, hours."""
     if seconds < _MINUTE:
         return f"{seconds:.0f} s"
     if seconds < 2 * _HOUR:
