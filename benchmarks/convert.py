@@ -34,6 +34,7 @@ from benchmarks.machine import (
     prewarm,
     private_bytes,
     process_cpu_s,
+    tell,
 )
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import SystemClock, stopwatch_s
@@ -203,16 +204,19 @@ def measure(
     """All rounds for one number of messages, one at least; who goes first changes each time."""
     path.mkdir()
     found: dict[str, Any] = {"messages": messages, "copy": [], "convert": []}
+    tell(f"{messages:,} messages: making the store")
     found |= make_source(path, messages)
     read_once(path)
     for number in range(rounds + 1):
         if number > 1 and stopwatch_s() > until_s:
             break
+        tell(f"{messages:,} messages: round {number} of {rounds}")
         turns = ("copy", "convert") if number % 2 else ("convert", "copy")
         for turn in turns:
             took = copy_round(path) if turn == "copy" else convert_round(path, spark, verified=True)
             if number:  # the first round is thrown away
                 found[turn].append(took)
+    tell(f"{messages:,} messages: its memory")
     found["memory"] = convert_round(path, spark, watched=True)
     shutil.rmtree(path)
     return found
@@ -257,6 +261,7 @@ def main() -> None:
         starting_s = stopwatch_s()
         with spark_session() as spark:
             measured["spark_start_s"] = stopwatch_s() - starting_s
+            tell("a cold start")
             measured["cold_s"] = cold_start(place / "cold")
             with keeping("convert", measured, options.results):
                 for count in options.messages:

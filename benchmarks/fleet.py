@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.bars import FLEET_MESSAGES, FLEET_STORES
 from benchmarks.convert import settle
-from benchmarks.machine import RESULTS, facts, keeping
+from benchmarks.machine import RESULTS, facts, keeping, tell
 from benchmarks.shapes import damage_first_body
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import SystemClock, stopwatch_s
@@ -87,9 +87,11 @@ def main() -> None:
             "broken": BROKEN,
             "s": [],
         }
+        tell(f"making {options.stores} stores")
         sources = make_sources(place, options.stores, options.messages)
         with keeping("fleet", measured, options.results):
             for number in range(options.rounds + 1):
+                tell(f"round {number} of {options.rounds}")
                 took = convert_all(place, sources)
                 if number:
                     measured["s"].append(took)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bars import ACKNOWLEDGED_BATCH
-from benchmarks.machine import RESULTS, facts, keeping, prewarm, process_cpu_s
+from benchmarks.machine import RESULTS, facts, keeping, prewarm, process_cpu_s, tell
 from benchmarks.power import ENTRANTS
 from consumer_groups import ConsumerGroup, GroupStore, consumer_group, run_consumers
 from consumer_groups.progress_table import SAVE_EVERY_MS
@@ -126,6 +126,7 @@ def main() -> None:
                 clock = ManualClock(SystemClock().now_ms())
                 with ready(engine, Path(name, engine), clock, options.messages) as store:
                     for number in range(options.rounds + 1):
+                        tell(f"{engine}: round {number} of {options.rounds}")
                         for what, work in WORK.items():
                             group = f"{what.replace(' ', '-')}-{number}"
                             took = measure(store, clock, group, work, options.messages)

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import platform
+import re
 import shlex
 import signal
 import statistics
@@ -23,7 +24,10 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("numpy", "numba", "pyarrow", "pyspark")
 _PAGE = 4096
+_NUMBERS = re.compile(r"\[[-+.\de,\s]+\]")
+"""A list of nothing else stands on one line."""
 _DIRECT_BYTES = 1 << 20
+_TELL_EVERY_S = 10.0
 
 
 def facts(directory: Path) -> dict[str, str]:
@@ -197,11 +201,31 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def tell(what: str) -> None:
+    """Say what begins now, and when, on stderr."""
+    print(f"{datetime.now():%H:%M:%S} {what}", file=sys.stderr, flush=True)
+
+
+class Telling:
+    """How far something is, on stderr, a line now and then."""
+
+    def __init__(self) -> None:
+        self._stage, self._told_s = "", 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Tell it, if it is another stage or was not told for a while."""
+        now_s = time.monotonic()
+        if stage != self._stage or now_s - self._told_s >= _TELL_EVERY_S:
+            self._stage, self._told_s = stage, now_s
+            tell(f"{stage}: {done:,} of {total:,}" if total else stage)
+
+
 def keep(name: str, measured: Mapping[str, Any], directory: Path) -> None:
     """Write ``name.json``, and say where."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
-    path.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), json.dumps(measured, indent=1))
+    path.write_text(text + "\n", "utf-8")
     print(f"{path}: python -m tools.generate_performance shows it on docs/PERFORMANCE.md")
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.bars import DRIVER_MESSAGES
 from benchmarks.convert import convert_round, require_room
-from benchmarks.machine import RESULTS, facts, keeping, private_bytes
+from benchmarks.machine import RESULTS, facts, keeping, private_bytes, tell
 from migrate.spark.session import spark_session
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,9 @@ def make_source(path: Path, messages: int) -> None:
 def measure(path: Path, messages: int, spark: SparkSession) -> dict[str, float]:
     """One conversion."""
     path.mkdir()
+    tell(f"{messages:,} messages: making the store")
     make_source(path, messages)
+    tell(f"{messages:,} messages: converting")
     before = private_bytes(os.getpid())
     found = convert_round(path, spark, watched=True)
     shutil.rmtree(path)

@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks.machine import RESULTS, facts, keeping, prewarm
+from benchmarks.machine import RESULTS, facts, keeping, prewarm, tell
 from benchmarks.peer_queues.work import Task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -355,10 +355,12 @@ def measure_all(options: argparse.Namespace, place: Path, measured: dict[str, An
     """Install all, then measure all, in turns."""
     entrants = []
     for entrant in (each for each in ENTRANTS if each.name in options.peers):
+        tell(f"{entrant.name}: installing, trying")
         lacks = install(entrant) or try_out(entrant, options, place)
         measured["entrants"][entrant.name] = {"needs": entrant.needs, "unavailable": lacks}
         entrants += [] if lacks else [entrant]
     for number, measurement, entrant in turns(entrants, options.rounds):
+        tell(f"round {number + 1} of {options.rounds}: {entrant.name}, {measurement}")
         prewarm(options.prewarm_bytes)
         try:
             told = measure(entrant, measurement, options, place)
@@ -366,7 +368,6 @@ def measure_all(options: argparse.Namespace, place: Path, measured: dict[str, An
             told = attrs.asdict(measurement) | {"failed": str(error)}
         told |= {"round": number, "entrant": entrant.name, "load": os.getloadavg()[0]}
         measured["runs"].append(told)
-        print(told, flush=True)
 
 
 def arguments() -> argparse.Namespace:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bars import POWER_SAFE
-from benchmarks.machine import RESULTS, facts, keeping
+from benchmarks.machine import RESULTS, facts, keeping, tell
 from delaywheel import open_store
 from message_store import AtMs, Message, MessageBatch, SystemClock
 from message_store.base.clock import stopwatch_s
@@ -95,6 +95,7 @@ def main() -> None:
         with keeping("power", measured, options.results):
             for number in range(options.rounds):
                 for count in POWER_SAFE:
+                    tell(f"round {number + 1} of {options.rounds}, {count:,} at a time")
                     found = {}
                     for entrant in (None, *ENTRANTS):
                         label = entrant or SQLITE

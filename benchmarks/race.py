@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.machine import RESULTS, facts, keeping, prewarm
+from benchmarks.machine import RESULTS, Telling, facts, keeping, prewarm, tell
 from compare.report.results import EngineResult, RaceResults
 from compare.running.observation import RaceSettings
 from compare.running.race import Race, run_race
@@ -87,7 +87,7 @@ def run(event: Event, directory: Path) -> RaceResults:
             warming=1,
             before_each=partial(prewarm, written),
         )
-        return run_race(race)
+        return run_race(race, Telling())
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -161,6 +161,7 @@ def main() -> None:
         }
         with keeping("race", measured, options.results):
             for event in events(options):
+                tell(event.name)
                 results = run(event, Path(name))
                 found = ratios({each.name: each for each in results.engines})
                 measured["events"][event.name] = figures(results) | {"ratios": found}

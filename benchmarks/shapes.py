@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.bars import BAR_MESSAGES, PLAIN
 from benchmarks.convert import convert_round, read_once, require_room
-from benchmarks.machine import RESULTS, facts, keeping
+from benchmarks.machine import RESULTS, facts, keeping, tell
 from benchmarks.member import move_into_member
 from legacy_levels.generate.messages import ExtraProperty
 from legacy_levels.generate.store import generate_level_store
@@ -91,11 +91,13 @@ def measure(
 ) -> None:
     """All rounds, one at least; ``found`` takes those of each shape."""
     for name, shape in SHAPES.items():
+        tell(f"making the store: {name}")
         make_source(place / name, messages, shape)
     names = list(SHAPES)
     for number in range(rounds + 1):
         if number > 1 and stopwatch_s() > until_s:
             break
+        tell(f"round {number} of {rounds}")
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
             took = convert_round(place / name, spark, on_bad_record="quarantine")

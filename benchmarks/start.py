@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, facts, keeping
+from benchmarks.machine import RESULTS, facts, keeping, tell
 from migrate.demo import unpack_sample
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +61,7 @@ def measure(directory: Path, rounds: int, found: dict[str, list[dict[str, float]
     """Every command so often, after one that is thrown away."""
     sample = unpack_sample(directory)
     for number in range(rounds + 1):
+        tell(f"round {number} of {rounds}")
         cache = directory / f"kernels-{number}"
         cache.mkdir(mode=0o700)
         unknown, known = (

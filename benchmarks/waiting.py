@@ -8,13 +8,12 @@ wait in a store, as ``delaywheel pending --key`` does.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, facts, keeping, prewarm
+from benchmarks.machine import RESULTS, Telling, facts, keeping, prewarm
 from benchmarks.race import figures
 from compare.report.results import RaceResults
 from compare.running.faults import KILL, REBOOT, RESTART, Fault
@@ -37,7 +36,6 @@ _ENGINES = ("levels", "wheel", "hierarchy")
 _LEAST_MS, _LONGEST_MS = 30_000, 1_200_000
 _FIRST_END_MS, _APART_MS = 70_000, 60_000
 _BODY_BYTES = 256
-_SAY_EVERY_S = 5.0
 
 
 def race(count: int, engine: str, directory: Path) -> RaceResults:
@@ -56,7 +54,7 @@ def race(count: int, engine: str, directory: Path) -> RaceResults:
             settings=RaceSettings(faults=tuple(ends)),
             directory=Path(name),
         )
-        return run_race(wanted, _Said())
+        return run_race(wanted, Telling())
 
 
 _STOPPED_MS = 1_767_323_045_000
@@ -81,19 +79,6 @@ def listings(count: int, directory: Path) -> Iterator[dict[str, Any]]:
                 if found:
                     raise AssertionError(f"{kind}: {found} messages that nobody asked for")
                 yield {"store": kind, "messages": count, "filter": flag, "seconds": took_s}
-
-
-class _Said:
-    """How far it is, on stderr, a line now and then."""
-
-    def __init__(self) -> None:
-        self._stage, self._said_s = "", 0.0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now_s = stopwatch_s()
-        if stage != self._stage or now_s - self._said_s >= _SAY_EVERY_S:
-            self._stage, self._said_s = stage, now_s
-            print(stage, f"{done:,} of {total:,}" if total else "", file=sys.stderr)
 
 
 # --- what is kept ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from migrate.plan.stored_plan import (
     store_plan,
     stored_corrections,
 )
-from migrate.plan.target_rows import TargetRows
+from migrate.plan.target_rows import Runs, TargetRows
 from migrate.progress import Progress, no_progress
 from migrate.report.finished_target import finished_before
 from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
@@ -174,15 +175,15 @@ def plan_conversion(*members: ConvertOptions, progress: Progress = no_progress) 
 
 
 class _Conversion:
-    """One run, stage by stage; what follows is there as it goes. ``bounds`` are the first rows of
-    each source in the target, and last their number.
+    """One run, stage by stage; what follows is there as it goes. ``runs`` are the rows of each
+    source in the target.
     """
 
     plan: Plan
     corrections: Corrections
     shares: list[SourceShare]
     rows: TargetRows
-    bounds: Sequence[int]
+    runs: Sequence[Runs]
 
     def __init__(
         self, members: Sequence[ConvertOptions], spark: "SparkSession | None", progress: Progress
@@ -249,7 +250,8 @@ class _Conversion:
             bad |= dict.fromkeys(nameless.tolist(), "cannot be read; the conversion would say why")
             self._make_plan(attrs.evolve(self.corrections, bad=bad))
             self.shares = _unwritten(self.plan, topics)
-            self.rows, self.bounds = TargetRows.expected(self.plan), self.plan.cut.sources
+            self.rows = TargetRows.expected(self.plan)
+            self.runs = [[slice(*bounds)] for bounds in pairwise(self.plan.cut.sources)]
             report = self._report(Seconds(0.0, 0.0, 0.0, 0.0, 0.0))
             place = self._place()
             needed, free = planned_bytes(self.plan), free_bytes(place)
@@ -336,9 +338,9 @@ class _Conversion:
             now_ms = facts["now_ms"] if facts else self.clock_ms
         self.now_ms: int = now_ms
         self.sources.fix_request(now_ms)
-        corrections = implausible_entries(
-            self.sources.entries, self.sources.chosen, self.options.settings.precision_ms
-        )
+        sources, precision_ms = self.sources, self.options.settings.precision_ms
+        corrections = implausible_entries(sources.entries, sources.chosen, precision_ms)
+        corrections = Corrections({**sources.lost_entries(), **corrections.bad})
         if facts:
             corrections = stored_corrections(facts, corrections)
         self._make_plan(corrections)
@@ -387,7 +389,7 @@ class _Conversion:
             self._make_plan(learned)
             self._begin(is_begun=False)
         self.corrections, self.shares, self.rows = learned, written.shares, written.rows
-        self.bounds = written.bounds
+        self.runs = written.runs
         if not is_publishing(self.staging):
             create_directories(self.rows, self.staging)
             place_logs(stored, notes)
@@ -408,7 +410,7 @@ class _Conversion:
 
     def _report(self, seconds: Seconds) -> ConversionReport:
         clashes = config_clashes(self.sources.roots, topic_demands(self.shares))
-        facts = self.rows, self.bounds, self.corrections, self.shares, seconds
+        facts = self.rows, self.runs, self.corrections, self.shares, seconds
         report = self.sources.report(*facts)
         if len(self.sources.roots) > 1:  # the report of one source has them
             report = attrs.evolve(report, due=DueTimes.of(self.rows.due_ms))

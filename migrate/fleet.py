@@ -3,13 +3,17 @@
 
 A small store is one Spark task, which plans, writes and seals it and holds its locks meanwhile. So
 many are converted at once, on all machines of a cluster. A store is large where one core would
-still be at work on it when all others have nothing left to do. It has a task for each log file; one
-after the other has all cores. A store that cannot be converted does not stop the others. The same
-run again skips finished stores and continues with the rest.
+still be at work on it when all others have nothing left to do. It has a task for each log file, and
+several share the cores: while one is planned or sealed, files of others are written. A store that
+cannot be converted does not stop the others. The same run again skips finished stores and continues
+with the rest.
 """
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +23,7 @@ import attrs
 from legacy_levels.backlog.queues import estimate_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
+from message_store.base.parallel import core_count as own_core_count
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import has_room
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES, StoreRoot
@@ -36,6 +41,7 @@ from migrate.write.staging import TargetBusyError, knows_locks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LARGE_STORES = "large stores"
 CONVERTED, FINISHED_BEFORE, FAILED = "converted", "finished before", "failed"
 MOST_IN_MEMORY = 1 << 20
 """So many messages wait in a small store, at most, where its columns have no room on the disk: they
@@ -120,19 +126,58 @@ class Fleet:
                     break
 
     def convert(self, spark: "SparkSession | None", progress: Progress) -> None:
-        """Convert the stores that are not settled: the small ones all at once where there is a
-        session, the others one after the other.
+        """Convert the stores that are not settled: where there is a session the small ones all at
+        once and then the large ones side by side, else one after the other.
 
-        ``progress`` hears how many small stores are done, and of each other one under its number
-        and name.
+        ``progress`` hears how many small stores are done, how much of the large ones is written in
+        percent, and of a single one under its number and name.
         """
         patience_s = 0.0
-        if spark is not None and not self._convert_small(spark, progress):
-            patience_s = _LOCK_WAIT_S  # tasks may still be at work
+        if spark is not None:
+            if not self._convert_small(spark, progress):
+                patience_s = _LOCK_WAIT_S  # tasks may still be at work
+            elif len(self._members) - len(self._entries) > 1:
+                self._convert_large(spark, progress)
         for index, options in enumerate(self._members):
             label = f"{index + 1} of {len(self._members)}, {options.target.name}"
             step = partial(_convert, options, spark, _labelled(progress, label), patience_s)
             self._settle(index, step)
+
+    def _convert_large(self, spark: "SparkSession", progress: Progress) -> None:
+        """Convert what is left, in as many threads as this machine has cores, each with jobs of its
+        own. What ends this ends them, when they next say how far they are.
+        """
+        from pyspark.util import InheritableThread
+
+        left = [index for index in range(len(self._members)) if index not in self._entries]
+        shares, context, turns = _Shares(progress, len(left)), copy_context(), iter(left)
+        ended: list[Future[None]] = [Future() for _ in left[: own_core_count()]]
+
+        def work(end: "Future[None]") -> None:
+            try:
+                for index in turns:  # all threads take from it
+                    options, told = self._members[index], shares.next()
+                    self._settle(index, partial(_convert, options, spark, told, 0.0))
+                    told("write", 1, 1)
+                end.set_result(None)
+            except BaseException as error:
+                end.set_exception(error)
+
+        threads = [
+            InheritableThread(partial(context.copy().run, work, end), session=spark, daemon=True)
+            for end in ended
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            wait(ended, return_when=FIRST_EXCEPTION)
+        finally:
+            shares.end()
+            for thread in threads:
+                thread.join()
+        for error in (end.exception() for end in ended):
+            if error is not None and not isinstance(error, _OverError):
+                raise error
 
     def _convert_small(self, spark: "SparkSession", progress: Progress) -> bool:
         """Convert the small stores, a task each. False where Spark gave up, as when one of them
@@ -283,6 +328,41 @@ def _outcome(options: ConvertOptions, result: ConversionReport | DelayStoreError
 
 def _labelled(progress: Progress, label: str) -> Progress:
     return lambda stage, done, total: progress(f"{label}: {stage}", done, total)
+
+
+class _OverError(BaseException):
+    """Somebody ended the run while a thread of it was at work."""
+
+
+class _Shares:
+    """How far several stores are, as one stage."""
+
+    def __init__(self, progress: Progress, count: int) -> None:
+        self._progress, self._count = progress, count
+        self._percents: list[int] = []
+        self._one_by_one = threading.Lock()
+        self._is_over = False
+
+    def next(self) -> Progress:
+        """What the next store is to call."""
+        with self._one_by_one:
+            number = len(self._percents)
+            self._percents.append(0)
+
+        def hear(stage: str, done: int, total: int) -> None:
+            with self._one_by_one:
+                if self._is_over:
+                    raise _OverError
+                if stage == "write" and total:
+                    self._percents[number] = 100 * done // total
+                self._progress(LARGE_STORES, sum(self._percents) // self._count, 100)
+
+        return hear
+
+    def end(self) -> None:
+        """Whoever calls from now on is ended by it."""
+        with self._one_by_one:
+            self._is_over = True
 
 
 def _require_apart(members: Sequence[ConvertOptions]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.bars import ACKNOWLEDGED, PLAIN, POWER_SAFE, SHAPES, Bar
 from tests.source_laws import ROOT
 from tools.generate_performance import (
+    PAGES,
     PARTS,
-    PERFORMANCE_PAGE,
     conversion_table,
     generated,
     machine_table,
@@ -23,8 +23,9 @@ from tools.generate_performance import (
     steady_table,
 )
 from tools.performance_bars import BARS, BarRow, bars_table
+from tools.race_sample import SAMPLE_PAGE, sample_page
 
-PAGE = PERFORMANCE_PAGE.read_text("utf-8")
+PAGE = "".join(page.read_text("utf-8") for page in PAGES)
 
 
 def a_steady_run(rate: int, precision_ms: int) -> dict[str, Any]:
@@ -87,6 +88,7 @@ def whole_results() -> dict[str, Any]:
         "hierarchy": {"steady": [a_steady_run(14_000, 1) | {"what": "hierarchy"}],
                       "opening": [opened_cold]},
         "convert": {"runs": [{"messages": 4_000_000, "copy": [{"total": 1.0}],
+                              "commit_log_bytes": 1_680_000_000,
                               "convert": [{"total": 1.5, "target_bytes": 2e9, "verify": 3.0,
                                            **pieces}],
                               "memory": {"worker_private_bytes": 2e8}}],
@@ -123,8 +125,9 @@ def peers_results() -> dict[str, Any]:
 
 
 def with_facts(results: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("date", "cpu", "cores", "memory", "file system", "load before")
-    return {name: {**told, "facts": dict.fromkeys(names, "x")} for name, told in results.items()}
+    names = ("date", "cpu", "memory", "file system", "load before")
+    facts = {**dict.fromkeys(names, "x"), "cores": "2"}
+    return {name: {**told, "facts": facts} for name, told in results.items()}
 
 
 def test_a_race_says_that_its_machine_was_busy_and_how_the_worst_round_was() -> None:
@@ -135,6 +138,21 @@ def test_a_race_says_that_its_machine_was_busy_and_how_the_worst_round_was() -> 
 
 def test_the_figures_are_those_of_the_results() -> None:
     assert generated(PAGE, read_results()) == PAGE, "run `make docs`"
+
+
+def test_the_sample_of_a_race_is_that_of_its_results() -> None:
+    """But for the pictures, which another Matplotlib draws otherwise."""
+    pictures = re.compile(r"<svg.*?</svg>", re.DOTALL)
+    drawn = sample_page(read_results())
+    if drawn is not None:
+        kept = SAMPLE_PAGE.read_text("utf-8")
+        assert pictures.sub("", drawn) == pictures.sub("", kept), "run `make docs`"
+
+
+def test_large_backlogs_are_arithmetic_with_the_rates_of_a_conversion() -> None:
+    shown = PARTS["on paper"](with_facts(whole_results()))
+    assert "A core converts 0.56 GB of log a second" in shown
+    assert "| 1,000 brokers of 10 GB | one of two cores | 2.5 hours | **6.1 hours** |" in shown
 
 
 def test_every_part_is_on_the_page_once() -> None:

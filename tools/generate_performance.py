@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the figures of docs/PERFORMANCE.md from what the benchmarks left in benchmarks/results.
+"""Writes the figures of docs/PERFORMANCE.md from what the benchmarks left in benchmarks/results,
+the table of large backlogs in docs/MIGRATING.md, and docs/race-sample.html.
 
-No figure on that page is typed by hand. Run by ``make bench`` and ``make docs``.
+No figure of them is typed by hand. Run by ``make bench`` and ``make docs``.
 """
 
 import json
@@ -14,12 +15,17 @@ from typing import Any
 from benchmarks import waiting
 from benchmarks.bars import PLAIN
 from benchmarks.machine import RESULTS, spread, table
+from benchmarks.race_sample import SAMPLE
+from tools.on_paper import paper_table
 from tools.peer_tables import absent_table, kills_table, lateness_table, rates_table
 from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
+from tools.race_sample import SAMPLE_PAGE, sample_page
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
+PAGES = (PERFORMANCE_PAGE, PERFORMANCE_PAGE.with_name("MIGRATING.md"))
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
-          "shapes", "fleet", "memory", "power", "race", "groups", "peers")  # fmt: skip
+          "shapes", "fleet", "memory", "power", "race", SAMPLE, "groups",
+          "peers")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
@@ -342,6 +348,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "shapes": shapes_table,
     "memory": memory_table,
     "starts": starts_table,
+    "on paper": paper_table,
     "machines": machine_table,
 }
 
@@ -351,6 +358,14 @@ def generated(page: str, results: Results) -> str:
     return _MARKED.sub(lambda found: f"{found[1]}{PARTS[found[2]](results)}\n{found[3]}", page)
 
 
+def write_pages() -> None:
+    """Write every page that has figures, and that of the race."""
+    results = read_results()
+    for page in PAGES:
+        page.write_text(generated(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+    if (sample := sample_page(results)) is not None:
+        SAMPLE_PAGE.write_text(sample, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    text = PERFORMANCE_PAGE.read_text(encoding="utf-8")
-    PERFORMANCE_PAGE.write_text(generated(text, read_results()), encoding="utf-8")
+    write_pages()

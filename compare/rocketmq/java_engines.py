@@ -46,16 +46,19 @@ _AFTER_MS = 60_000
 _AROUND_MS = 120_000
 _TOLD = "race: "
 _PAUSE_MS = 20
-_JAVA = Path(__file__).parent / "java"
+JAVA_ROOT = Path(__file__).parent / "java"
 _NO_LOG = b'<configuration><root level="OFF"/></configuration>\n'
 # 4.9's shutdown unmaps files by reflection; without these it dies on the way.
-_OPENED = "java.nio sun.nio.ch java.lang java.util jdk.internal.ref jdk.internal.misc"
+_PACKAGES = "java.nio sun.nio.ch java.lang java.util jdk.internal.ref jdk.internal.misc"
+OPENED = (
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _PACKAGES.split()),
+)
 _JVM = (
     "-Xms2g",
     "-Xmx2g",
     "-XX:+AlwaysPreTouch",  # memory that is there, as a broker's start script does
-    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
-    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()),
+    *OPENED,
 )
 
 
@@ -93,7 +96,7 @@ class JavaEntrant:
         return store_bytes(workload)
 
     def _classes(self) -> Path:
-        sources = [_JAVA / "Entrant.java", _JAVA / f"{self.program}.java"]
+        sources = [JAVA_ROOT / "Entrant.java", JAVA_ROOT / f"{self.program}.java"]
         return classes(self.version, "race", sources)
 
     def run(

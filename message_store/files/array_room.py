@@ -10,7 +10,7 @@ import errno
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -131,6 +131,13 @@ def marked_rows(column: NDArray[Any], is_marked: NDArray[np.bool_]) -> NDArray[A
         found[filled : filled + len(part)] = part
         filled += len(part)
     return found
+
+
+def joined_columns(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Columns of one kind, one behind the other; a single one itself."""
+    if len(columns) == 1:
+        return columns[0]
+    return np.concatenate(columns, out=new_array(sum(map(len, columns)), columns[0].dtype))
 
 
 def running_sums(column: NDArray[Any]) -> NDArray[np.int64]:

@@ -60,8 +60,8 @@ PLANNED, CONTINUED, UNFINISHED, NOTHING = (
 )
 """States of a report; DONE is the fifth."""
 _SINCE_ADDED: dict[str, Any] = {
-    "left_out_topics": {}, "engine": WHEEL, "target_queue_offset": 0, "sources": (),
-    "topics": {}, "due": None,
+    "left_out_topics": {}, "engine": WHEEL, "target_queue_offset": 0, "target_runs": (),
+    "sources": (), "topics": {}, "due": None,
 }  # fmt: skip
 """What reports in the notes of earlier versions do not have."""
 _HOUR_MS = 3_600_000

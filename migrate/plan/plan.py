@@ -10,7 +10,8 @@ long it becomes at most. Where each record lies, and in which slot it waits, fol
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from threading import Thread
 from typing import Any, Protocol
 
@@ -94,17 +95,24 @@ class Cut:
     @property
     def reserve(self) -> int:
         """The first message of the reserve: from there on they are written last, so that no place
-        of the others depends on how many of them are bad. With one file nothing follows, and with
-        several sources each keeps its own run of places: there is none.
+        of the others depends on how many of them are bad. With one file nothing follows: there is
+        none.
         """
         count = self.files[-1]
-        if self.file_count < 2 or len(self.sources) > 2:
+        if self.file_count < 2:
             return count
         return count - min(RESERVE_MAX, (count - self.files[-2]) // 2)
 
     def rows_of(self, file: int) -> range:
         """The messages that a log file is planned to hold, but for the reserve."""
         return range(self.files[file], min(self.files[file + 1], self.reserve))
+
+    def runs(self, rows: range) -> Iterator[tuple[int, int, int]]:
+        """These messages by source: its number, and its first and end among them."""
+        for source, bounds in enumerate(pairwise(self.sources)):
+            first, end = max(rows.start, bounds[0]), min(rows.stop, bounds[1])
+            if first < end:
+                yield source, first, end
 
 
 @attrs.frozen(eq=False)

@@ -24,7 +24,7 @@ from migrate.settings import ConvertOptions, TargetSettings
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.staging import Staging, load_array, save_array, target_errors
 
-PLAN_FORMAT = 2
+PLAN_FORMAT = 3
 """Of what lies in a staging directory: another one is not continued."""
 _ARRAYS = "source_offsets", "source_sizes", "levels", "outs_ms"
 

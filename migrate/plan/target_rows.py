@@ -5,6 +5,8 @@ All of it follows from how long each record has become. Slots are decided when i
 messages there are: what is overdue, or rolls, is spread by its rank among all.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,13 +17,17 @@ from numpy.typing import NDArray
 from message_store.files.array_room import new_array, rows_at, running_sums
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.cache import kernel
-from migrate.plan.plan import Plan, Rows
+from migrate.plan.plan import Cut, Plan, Rows
 from migrate.settings import WHEEL, TargetSettings
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
 from timer_wheel.placing import place
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
+
+
+Runs = Sequence[slice]
+"""Rows of a target that follow each other: those of one source."""
 
 
 @attrs.frozen(eq=False)
@@ -33,6 +39,21 @@ class Arrangement:
     messages: Rows
     offsets: Int64Array
     log_end: int
+
+    def runs(self, cut: Cut, file_bytes: int) -> Sequence[Runs]:
+        """Which rows are of each source: in a file they are in order, and those of the reserve
+        follow. Nothing for a source without any.
+        """
+        starts = np.searchsorted(self.offsets, np.arange(cut.file_count + 1) * file_bytes).tolist()
+        found: list[list[slice]] = [[] for _ in cut.sources[1:]]
+        for rows in pairwise(starts):
+            edges = [bisect_left(self.messages, first, *rows) for first in cut.sources]
+            for runs, (first, end) in zip(found, pairwise(edges), strict=True):
+                if runs and runs[-1].stop == first:
+                    first = runs.pop().start
+                if first < end:
+                    runs.append(slice(first, end))
+        return found
 
 
 def arrange(plan: Plan, sizes: Int32Array) -> Arrangement | None:

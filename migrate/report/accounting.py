@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.printable import counted
-from message_store.files.array_room import row_blocks
+from message_store.files.array_room import joined_columns, row_blocks
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Corrections
-from migrate.plan.target_rows import TargetRows
+from migrate.plan.target_rows import Runs, TargetRows
 from migrate.report.report import BadRecord, ConversionReport, DueTimes, LevelReport, Seconds
 from migrate.settings import WHEEL, ConvertOptions
 from migrate.write.log_file import SourceShare
@@ -56,6 +56,11 @@ def open_before_ms(rows: TargetRows) -> int | None:
     return min(wheel_ms, rows.now_ms + settings.retention_hours * _HOUR_MS)
 
 
+def _rows_of(runs: Runs, column: NDArray[Any]) -> NDArray[Any]:
+    """These rows of a column."""
+    return joined_columns([column[run] for run in runs or (slice(0),)])
+
+
 def _per_level(
     values: NDArray[Any],
     levels: tuple[int, ...],
@@ -74,15 +79,15 @@ def _level_reports(
     chosen: NDArray[np.bool_],
     rows: TargetRows,
     corrections: Corrections,
-    own: slice,
+    own: Runs,
 ) -> tuple[LevelReport, ...]:
     levels = tuple(counts.level for counts in backlog.counts)
-    own_levels = rows.levels[own]
+    own_levels = _rows_of(own, rows.levels)
     converted = _per_level(own_levels, levels)
     skipped = _per_level(backlog.level, levels, lambda rows: ~chosen[rows])
     bad = np.array(sorted(corrections.bad), np.int64)
     quarantined = _per_level(backlog.level[bad], levels)
-    due_ms, flags = rows.due_ms[own], rows.flags[own]
+    due_ms, flags = _rows_of(own, rows.due_ms), _rows_of(own, rows.flags)
     overdue = _per_level(own_levels, levels, lambda part: due_ms[part] <= rows.now_ms)
     rolled = _per_level(own_levels, levels, lambda part: (flags[part] & FLAG_ROLL) != 0)
     return tuple(
@@ -174,13 +179,13 @@ def conversion_report(
     shares: list[SourceShare],
     seconds: Seconds,
     request: dict[str, Any],
-    own: slice = slice(None),
+    own: Runs = (slice(None),),
 ) -> ConversionReport:
     """The report of a finished conversion; of one source of several, ``own`` are its rows of the
     target, and all else its own as well.
     """
     largest = max((share.largest_record_bytes for share in shares), default=0)
-    due_ms = rows.due_ms[own]
+    due_ms = _rows_of(own, rows.due_ms)
     some = len(due_ms) > 0
     timer_bytes = TIMER_UNIT.size if rows.engine == WHEEL else WAITING_ROW.size + ID_ROW.size
     log_bytes = sum(share.log_bytes for share in shares)
@@ -204,7 +209,8 @@ def conversion_report(
         request=request,
         identity=rows.identity,
         engine=rows.engine,
-        target_queue_offset=own.indices(len(rows))[0],
+        target_queue_offset=own[0].indices(len(rows))[0] if own else 0,
+        target_runs=tuple((run.start, run.stop) for run in own) if len(own) > 1 else (),
         topics={name: demand.count for name, demand in topic_demands(shares).items()},
         due=DueTimes.of(due_ms),
     )

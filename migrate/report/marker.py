@@ -145,12 +145,16 @@ _SETTINGS_KEY = "conversion"
 """Under this key the report keeps what the conversion was asked for; the rest are its results."""
 
 
+Share = tuple[tuple[int, int], ...]
+"""Ranges of timer queue offsets: first and end of each."""
+
+
 @attrs.frozen(kw_only=True)
 class ConversionSettings:
     """The parameters of a conversion: all that verification believes of its report.
 
-    ``share`` is the range of timer queue offsets of this source's messages in a merged target; None
-    for a target with one source.
+    ``share`` has the ranges of timer queue offsets of this source's messages in a merged target;
+    None for a target with one source.
     """
 
     now_ms: int
@@ -168,7 +172,7 @@ class ConversionSettings:
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
     queue_file_bytes: int = QUEUE_FILE_BYTES
     timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
-    share: tuple[int, int] | None = None
+    share: Share | None = None
 
     @property
     def write_time_ms(self) -> int:
@@ -200,7 +204,8 @@ def read_settings(root: StoreRoot, source: StoreRoot | None = None) -> Conversio
     if not isinstance(asked, dict):
         raise BadFieldError(f"no table {_SETTINGS_KEY!r} in it", path=path)
     try:
-        settings = attrs.evolve(_decode_settings(asked, path), share=_share(table))
+        share = share_in(table) if table.get("is_share") else None
+        settings = attrs.evolve(_decode_settings(asked, path), share=share)
         listed, number = int(asked.get(LISTED, 0)), asked.get(SOURCE_NUMBER)
         if not listed:
             return settings
@@ -234,14 +239,15 @@ def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
     return settings
 
 
-def _share(table: dict[str, Any]) -> tuple[int, int] | None:
-    """Where the messages of one source of several lie."""
-    if not table.get("is_share"):
-        return None
-    first, converted = int(table["target_queue_offset"]), int(table["converted"])
-    if first < 0 or converted < 0:
-        raise ValueError(f"{converted} messages from {first} on")
-    return first, first + converted
+def share_in(table: dict[str, Any]) -> Share:
+    """Where the messages of one source of several lie. Raises ValueError, TypeError, KeyError."""
+    first = int(table["target_queue_offset"])
+    runs = table.get("target_runs") or [(first, first + int(table["converted"]))]
+    share = tuple((int(first), int(end)) for first, end in runs)
+    for first, end in share:
+        if not 0 <= first <= end:
+            raise ValueError(f"messages from {first} to {end}")
+    return share
 
 
 def _positive(value: object, name: str, path: Path) -> int:

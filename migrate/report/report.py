@@ -134,8 +134,9 @@ class ConversionReport:
 
     Of several sources merged into one target it is the sum, ``source`` names them all, and
     ``sources`` has the report of each; ``target_queue_offset`` is where the messages of one begin
-    in the target's timer queue. ``topics`` counts what was converted for each real topic, and
-    ``due`` when it is due.
+    in the target's timer queue. ``target_runs`` has the first and end of each run of them, where
+    there are several: some took the places of bad records of other sources. ``topics`` counts what
+    was converted for each real topic, and ``due`` when it is due.
     """
 
     source: str
@@ -159,6 +160,7 @@ class ConversionReport:
     left_out_topics: dict[str, int] = attrs.field(factory=dict)
     engine: str = "wheel"
     target_queue_offset: int = 0
+    target_runs: tuple[tuple[int, int], ...] = ()
     sources: tuple["ConversionReport", ...] = ()
     topics: dict[str, int] = attrs.field(factory=dict)
     due: DueTimes | None = None
@@ -177,6 +179,7 @@ class ConversionReport:
     def from_json(cls, facts: Mapping[str, Any]) -> "ConversionReport":
         """The report that ``as_json`` gave. Raises KeyError or TypeError for anything else."""
         fields = {field.name: facts[field.name] for field in attrs.fields(cls)}
+        fields["target_runs"] = tuple(map(tuple, facts["target_runs"]))
         fields["sources"] = tuple(map(cls.from_json, facts["sources"]))
         fields["due"] = DueTimes.from_json(facts["due"])
         fields["levels"] = tuple(LevelReport(**level) for level in facts["levels"])

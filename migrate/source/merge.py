@@ -2,7 +2,8 @@
 """Several sources in one target: which go together, and how their reports become one.
 
 In the target the messages of a source follow those of the source named before it. A source's report
-says from which ``target_queue_offset`` on.
+says from which ``target_queue_offset`` on. Some of the last messages of all take the places of bad
+ones: then it lists ``target_runs``.
 """
 
 from collections import Counter
@@ -104,6 +105,7 @@ def merged_report(reports: Sequence[ConversionReport], request: dict[str, Any]) 
         left_out_topics=dict(left_out),
         topics=dict(sorted(topics.items())),
         target_queue_offset=0,
+        target_runs=(),
         sources=tuple(reports),
     )
 

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.files.array_room import new_array
 from message_store.files.segments import SegmentReader
 from message_store.format.record_layout import BLANK_RECORD
 from message_store.kernels.cache import kernel
@@ -136,7 +137,7 @@ def read_chunks(
     buffer_offsets = np.empty(_ROWS, np.int64)
     runs = np.empty((_ROWS, RUN_COLUMNS), np.int64)
     starts = np.array([segment.start_offset for segment in log.segments], np.int64)
-    kinds = _kinds(log, starts, offsets, sizes)
+    kinds = entry_kinds(log, offsets, sizes)
     first = 0
     while first < len(offsets):
         end, run_count = lay_out_chunk(
@@ -150,18 +151,16 @@ def read_chunks(
         first = end
 
 
-def _kinds(
-    log: SegmentReader,
-    starts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    sizes: NDArray[np.int32],
+def entry_kinds(
+    log: SegmentReader, offsets: NDArray[np.int64], sizes: NDArray[np.int32]
 ) -> NDArray[np.uint8]:
-    """The state of each entry; a very long one is compared with the record's own length."""
-    ends = np.array(
-        [segment.start_offset + segment.length_bytes for segment in log.segments], np.int64
-    )
-    kinds = np.empty(len(offsets), np.uint8)
-    if judge_entries(offsets, sizes, starts, ends, BUFFER_BYTES, kinds):
+    """The state of each entry, by ascending offset; a very long one is compared with the record's
+    own length.
+    """
+    starts = np.array([segment.start_offset for segment in log.segments], np.int64)
+    lengths = np.array([segment.length_bytes for segment in log.segments], np.int64)
+    kinds = new_array(len(offsets), np.uint8)
+    if judge_entries(offsets, sizes, starts, starts + lengths, BUFFER_BYTES, kinds):
         for at in np.flatnonzero(kinds == DOUBTFUL).tolist():
             kinds[at] = THERE if _stated_size(log, int(offsets[at])) == sizes[at] else GONE
     return kinds

@@ -25,7 +25,12 @@ from message_store.base.errors import (
     SourceError,
 )
 from message_store.base.printable import counted
-from message_store.files.array_room import new_array, row_blocks
+from message_store.files.array_room import (
+    joined_columns,
+    new_array,
+    row_blocks,
+    rows_where,
+)
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import is_directory, is_present
@@ -34,7 +39,7 @@ from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
 from migrate.plan.plan import Corrections
 from migrate.plan.stored_plan import request_of
-from migrate.plan.target_rows import TargetRows
+from migrate.plan.target_rows import Runs, TargetRows
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
 from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.finished_target import refuse_unfinished
@@ -42,6 +47,7 @@ from migrate.report.report import BadRecord, ConversionReport, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.merge import merged_report, merged_request, named_records
+from migrate.source.record_reader import GONE, NO_RECORD, entry_kinds
 from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.log_file import SourceShare
 from time_index.reading import pending_in_time_index
@@ -158,6 +164,13 @@ class ConversionSource:
             )
             self.chosen &= wanted
 
+    def lost_rows(self) -> NDArray[np.int64]:
+        """The chosen entries that lead out of the files of the log."""
+        backlog, chosen = self.backlog, self.chosen
+        with open_log(self.root) as log:
+            kinds = entry_kinds(log, backlog.commit_log_offset, backlog.size_bytes)
+        return rows_where(len(kinds), lambda rows: chosen[rows] & (kinds[rows] == GONE))
+
     def request(self, now_ms: int) -> dict[str, Any]:
         """What a continued run of this source must have in common with this one."""
         return request_of(self.options, now_ms, self.backlog.level_table)
@@ -264,14 +277,6 @@ def chosen_by_level(options: ConvertOptions, backlog: LevelBacklog) -> NDArray[n
     return chosen
 
 
-def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Columns of one kind, one behind the other; a single one itself."""
-    if len(columns) == 1:
-        return columns[0]
-    both = new_array(sum(map(len, columns)), columns[0].dtype)
-    return np.concatenate(columns, out=both)
-
-
 @attrs.frozen(eq=False)
 class Entries:
     """The pending messages of all sources, one source behind the other, a row each.
@@ -291,7 +296,7 @@ class Entries:
         ends = np.cumsum([len(backlog) for backlog in backlogs]).tolist()
 
         def joined(name: str) -> NDArray[Any]:
-            return _joined([getattr(backlog, name) for backlog in backlogs])
+            return joined_columns([getattr(backlog, name) for backlog in backlogs])
 
         return cls(
             level=joined("level"),
@@ -380,13 +385,23 @@ class SourceSet:
         """Find what is pending in all of them. Raises SameMessageError as well."""
         _raise_all([*_refusals(self._each, ConversionSource.read).values()])
         self.entries = Entries.of([source.backlog for source in self._each])
-        self.chosen = _joined([source.chosen for source in self._each])
+        self.chosen = joined_columns([source.chosen for source in self._each])
         refuse_same_messages(self._each)
 
     def fix_request(self, now_ms: int) -> None:
         """Fix what a continued run must have in common with this one."""
         self._requests = [source.request(now_ms) for source in self._each]
         self.request = merged_request(self._requests)
+
+    def lost_entries(self) -> dict[int, str]:
+        """The entries of all that lead out of the files of their log, by row, and why they are bad:
+        a log file that is gone leaves millions.
+        """
+        return {
+            first + row: NO_RECORD
+            for source, (first, _) in zip(self._each, self.entries.spans, strict=True)
+            for row in source.lost_rows().tolist()
+        }
 
     def bad_records(self, corrections: Corrections) -> list[BadRecord]:
         """All of them; where there are several sources, each with its own."""
@@ -426,13 +441,13 @@ class SourceSet:
     def report(
         self,
         rows: TargetRows,
-        bounds: Sequence[int],
+        runs: Sequence[Runs],
         corrections: Corrections,
         shares: Sequence[SourceShare],
         seconds: Seconds,
     ) -> ConversionReport:
-        """The report of the one source, or the sum of all with each in it. ``bounds`` are the first
-        rows of each source, and last their number.
+        """The report of the one source, or the sum of all with each in it. ``runs`` are the rows of
+        each source in the target.
         """
         each = []
         for number, (source, span) in enumerate(zip(self._each, self.entries.spans, strict=True)):
@@ -445,7 +460,7 @@ class SourceSet:
                 [share for share in shares if share.source == number],
                 seconds,
                 self._requests[number],
-                own=slice(bounds[number], bounds[number + 1]),
+                runs[number],
             )
             each.append(source.with_warnings(report))
         return each[0] if len(each) == 1 else merged_report(each, self.request)

@@ -19,7 +19,13 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.message_rules import check_topic
 from message_store.format.properties import REAL_TOPIC, split_entries
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
-from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker
+from migrate.report.marker import (
+    CONVERSION_NAME,
+    ConversionSettings,
+    Share,
+    read_marker,
+    share_in,
+)
 from migrate.report.report import BadRecord
 from migrate.verify.digests.complaints import Complaint
 from migrate.verify.digests.entries import BUCKETS, SOURCE_ENTRY
@@ -139,7 +145,7 @@ def _is_at_a_limit(reader: SegmentReader, messages: PendingMessages, number: int
     return len(message.properties_text) > _LONG_PROPERTIES_BYTES
 
 
-def own_entries(entries: NDArray[np.void], share: tuple[int, int] | None) -> NDArray[np.void]:
+def own_entries(entries: NDArray[np.void], share: Share | None) -> NDArray[np.void]:
     """The rows of TARGET_ENTRY that belong to a source.
 
     Rows without a queue entry (-1) belong to no source; they are included for every source, so that
@@ -147,14 +153,16 @@ def own_entries(entries: NDArray[np.void], share: tuple[int, int] | None) -> NDA
     """
     if share is None:
         return entries
-    first, end = share
     offsets = entries["queue_offset"]
-    return marked_rows(entries, (offsets < 0) | ((offsets >= first) & (offsets < end)))
+    is_own = offsets < 0
+    for first, end in share:
+        is_own |= (offsets >= first) & (offsets < end)
+    return marked_rows(entries, is_own)
 
 
-def are_all_shares(shares: Iterable[tuple[int, int] | None], entries: NDArray[np.void]) -> bool:
+def are_all_shares(shares: Iterable[Share | None], entries: NDArray[np.void]) -> bool:
     """Whether these shares are all of a target's queue."""
-    lengths = [end - first for first, end in set(filter(None, shares))]
+    lengths = [end - first for share in set(filter(None, shares)) for first, end in share]
     return sum(lengths) == int(entries["queue_offset"].max(initial=-1)) + 1
 
 
@@ -162,16 +170,13 @@ def share_problems(root: StoreRoot, entries: NDArray[np.void]) -> Iterator[Probl
     """Shares that overlap or leave gaps in the target's queue: verifying every source would then
     not verify every message.
     """
-    shares = sorted(
-        (int(share["target_queue_offset"]), int(share["converted"]))
-        for share in read_marker(root)["sources"]
-    )
+    shares = [share_in(table) for table in read_marker(root)["sources"]]
     expected = 0
-    for first, converted in shares:
+    for first, end in sorted(run for share in shares for run in share):
         if first != expected:
             what = f"the messages of one source begin at {first} and should at {expected}"
             yield Problem(CONVERSION_NAME, what)
-        expected = first + converted
+        expected = end
     queue_length = int(entries["queue_offset"].max(initial=-1)) + 1
     if expected != queue_length:
         what = f"its sources have {expected} messages and the target's queue {queue_length}"

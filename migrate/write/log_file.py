@@ -10,7 +10,6 @@ numbers of each message, of which queue and timer log are made.
 import json
 import secrets
 import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -135,7 +134,7 @@ class FileWriter:
             attempt.path.mkdir()
         create_file(attempt.log, plan.settings.commit_log_file_bytes)
         with FileStream(attempt.log, 0, durably=self._durably) as stream:
-            shares = [self._write_records(stream, *run) for run in self._runs()]
+            shares = [self._write_records(stream, *run) for run in plan.cut.runs(self._rows)]
             if not self._bad and self._number < plan.cut.file_count - 1:
                 write_blank(stream, plan.settings.commit_log_file_bytes - self._filled)
         save = partial(save_array, durably=self._durably)
@@ -158,15 +157,6 @@ class FileWriter:
         """Remove what was written so far."""
         with suppress(TargetError):
             clear(self._attempt.path)
-
-    def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """The messages of the file by source: its number, first and end."""
-        bounds = self._plan.cut.sources
-        for source in range(len(bounds) - 1):
-            first = max(self._rows.start, bounds[source])
-            end = min(self._rows.stop, bounds[source + 1])
-            if first < end:
-                yield source, first, end
 
     def _write_records(self, stream: FileStream, source: int, first: int, end: int) -> SourceShare:
         plan, begin = self._plan, self._rows.start

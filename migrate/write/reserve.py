@@ -21,12 +21,12 @@ from message_store.base.errors import PlanError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import new_array
 from message_store.files.log_row import open_log
-from message_store.files.segments import SegmentReader, segment_name
+from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.plan import Plan
 from migrate.plan.stored_plan import StoredPlan
-from migrate.plan.target_rows import Arrangement, TargetRows, arrange
+from migrate.plan.target_rows import Arrangement, Runs, TargetRows, arrange
 from migrate.source.record_reader import read_chunks
 from migrate.write.large_files import FileStream
 from migrate.write.log_file import (
@@ -50,14 +50,13 @@ Int64Array = NDArray[np.int64]
 class Written:
     """All records of a plan: the messages that cannot be converted, by their place in the plan, and
     what was written of each source into each file. ``rows`` is None where more are bad than the
-    reserve holds: then another plan is made, without them. ``bounds`` are the first rows of each
-    source, and last their number.
+    reserve holds: then another plan is made, without them. ``runs`` are the rows of each source.
     """
 
     bad: dict[int, str]
     shares: list[SourceShare]
     rows: TargetRows | None = None
-    bounds: Sequence[int] = ()
+    runs: Sequence[Runs] = ()
 
 
 def usable_attempts(plan: StoredPlan, done: Callable[[int], None]) -> dict[int, FileNote]:
@@ -117,15 +116,12 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
     """
     staging = stored.staging
     reserve = _Reserve(stored)
-    reserve.judge()
     attempts = [staging.attempt(note.attempt) for note in notes]
     numbers = new_array((len(reserve.numbers), len(plan)), np.int32)
     np.concatenate([*map(read_numbers, attempts), reserve.numbers], axis=1, out=numbers)
     bad = {row: why for attempt in attempts for row, why in read_bad(attempt).items()}
-    bad |= {plan.cut.reserve + row: why for row, why in reserve.records.bad.items()}
-    shares = [share for note in notes for share in note.shares]
-    if len(reserve.records.sizes):
-        shares.append(reserve.share())
+    bad |= reserve.bad
+    shares = [share for note in notes for share in note.shares] + reserve.shares
     counted = sum(count for each in shares for _topic, count, _queue_id in each.topics)
     if counted + len(bad) != len(plan):
         raise PlanError(
@@ -139,88 +135,79 @@ def finish_logs(plan: Plan, stored: StoredPlan, notes: Sequence[FileNote]) -> Wr
             reserve.append(note, arrangement)
     columns = (numbers[row] for row in (SIZES, TAGS_HASHES, TOPIC_HASHES))
     rows = TargetRows.planned(plan, arrangement, *columns)
-    return Written(bad, shares, rows, _bounds_of(plan, arrangement))
-
-
-def _bounds_of(plan: Plan, arrangement: Arrangement) -> Sequence[int]:
-    """The first row of each source, and last how many rows there are; of several sources there is
-    no reserve, and the order is that of the plan.
-    """
-    if len(plan.cut.sources) == 2:
-        return [0, len(arrangement.messages)]
-    return [bisect_left(arrangement.messages, first) for first in plan.cut.sources]
+    runs = arrangement.runs(plan.cut, plan.settings.commit_log_file_bytes)
+    return Written(bad, shares, rows, runs)
 
 
 class _Reserve:
-    """The messages that are written last."""
+    """The messages that are written last: judged at once, appended when it is known where."""
 
     def __init__(self, plan: StoredPlan) -> None:
         self._plan = plan
-        self._first = plan.cut.reserve
-        self._count = plan.cut.files[-1] - self._first
-        self.records = plan.rewriter(self._first, plan.cut.files[-1])
-        self._bytes_read = 0
+        self._rows = range(plan.cut.reserve, plan.cut.files[-1])
+        self.numbers = np.zeros((3, len(self._rows)), np.int32)
+        self.bad: dict[int, str] = {}
+        self.shares = [self._judge(*run) for run in plan.cut.runs(self._rows)]
 
-    @property
-    def numbers(self) -> NDArray[np.int32]:
-        """Sizes and hashes, as an attempt keeps them."""
-        records = self.records
-        return np.stack([records.sizes, records.tags_hashes, records.topic_hashes])
-
-    def share(self) -> SourceShare:
-        """What of it was written."""
-        return SourceShare.of(self.records, 0, self._bytes_read)
-
-    def judge(self) -> None:
-        """Make every record and throw it away, to know its size, or why it is bad."""
-        if not self._count:
-            return
-        with self._log() as log:
-            columns = self.records.source_offsets, self.records.source_sizes
-            for chunk in read_chunks(log, *columns):
-                scratch = np.empty(self.records.most_bytes(chunk), np.uint8)
-                self.records.rewrite(chunk, address_of(scratch), len(scratch), 0, 0)
-                self._bytes_read += chunk.buffer_bytes
+    def _judge(self, source: int, first: int, end: int) -> SourceShare:
+        """Make each record and throw it away, to know its size, or why it is bad."""
+        plan, begin = self._plan, self._rows.start
+        records, bytes_read = plan.rewriter(first, end), 0
+        with open_log(StoreRoot(plan.sources[source])) as log:
+            for chunk in read_chunks(log, records.source_offsets, records.source_sizes):
+                scratch = np.empty(records.most_bytes(chunk), np.uint8)
+                records.rewrite(chunk, address_of(scratch), len(scratch), 0, 0)
+                bytes_read += chunk.buffer_bytes
+        rows = slice(first - begin, end - begin)
+        self.numbers[:, rows] = records.sizes, records.tags_hashes, records.topic_hashes
+        self.bad |= {first + row: reason for row, reason in records.bad.items()}
+        return SourceShare.of(records, source, bytes_read)
 
     def append(self, note: FileNote, arrangement: Arrangement) -> None:
         """Append to a log file what it takes of the reserve, and end it if another follows."""
-        file_bytes = self._plan.settings.commit_log_file_bytes
+        plan, file_bytes = self._plan, self._plan.settings.commit_log_file_bytes
         start = note.number * file_bytes
         first, end = np.searchsorted(arrangement.offsets, [start, start + file_bytes]).tolist()
-        first += bisect_left(arrangement.messages[first:end], self._first)
-        is_last = note.number == self._plan.cut.file_count - 1
+        first += bisect_left(arrangement.messages[first:end], self._rows.start)
+        is_last = note.number == plan.cut.file_count - 1
         if first == end and (is_last or not note.bad_count):
             return
-        with FileStream(log_of(self._plan, note), note.log_bytes) as stream:
+        held = arrangement.messages[first:end]
+        taken = range(int(held[0]), int(held[-1]) + 1) if first < end else range(0)
+        with FileStream(log_of(plan, note), note.log_bytes) as stream:
             filled = note.log_bytes
-            if first < end:
-                held = [int(arrangement.messages[row]) for row in (first, end - 1)]
-                rows = slice(held[0] - self._first, held[1] - self._first + 1)
-                for written in self._rewritten(stream, rows, start + filled, first):
-                    filled += written
+            for run in plan.cut.runs(taken):
+                for size_bytes, count in self._rewritten(stream, *run, start + filled, first):
+                    filled += size_bytes
+                    first += count
             if not is_last:
                 write_blank(stream, file_bytes - filled)
 
     def _rewritten(
-        self, stream: FileStream, rows: slice, position: int, queue_offset: int
-    ) -> Iterator[int]:
-        """Write some of its messages; yields the bytes of each chunk."""
-        records = self._plan.rewriter(self._first + rows.start, self._first + rows.stop)
-        with self._log() as log:
+        self,
+        stream: FileStream,
+        source: int,
+        first: int,
+        end: int,
+        position: int,
+        queue_offset: int,
+    ) -> Iterator[tuple[int, int]]:
+        """Write some messages of one source; yields bytes and number of records of each chunk."""
+        plan, begin = self._plan, self._rows.start
+        records = plan.rewriter(first, end)
+        with open_log(StoreRoot(plan.sources[source])) as log:
             for chunk in read_chunks(log, records.source_offsets, records.source_sizes):
                 room = stream.room(records.most_bytes(chunk))
                 written = records.rewrite(
                     chunk, address_of(room), len(room), position, queue_offset
                 )
                 stream.advance(written)
+                count = int(np.count_nonzero(records.sizes[chunk.first : chunk.end]))
                 position += written
-                queue_offset += int(np.count_nonzero(records.sizes[chunk.first : chunk.end]))
-                yield written
-        if not np.array_equal(records.sizes, self.records.sizes[rows]):
-            raise PlanError(f"{self._plan.sources[-1]}: its records changed while they were read")
-
-    def _log(self) -> SegmentReader:
-        return open_log(StoreRoot(self._plan.sources[-1]))
+                queue_offset += count
+                yield written, count
+        if not np.array_equal(records.sizes, self.numbers[SIZES, first - begin : end - begin]):
+            raise PlanError(f"{plan.sources[source]}: its records changed while they were read")
 
 
 def place_logs(plan: StoredPlan, notes: Sequence[FileNote]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 from benchmarks import (
@@ -19,12 +20,15 @@ from benchmarks import (
     memory,
     power,
     race,
+    race_sample,
     shapes,
     start,
     waiting,
 )
 from benchmarks.bars import PLAIN, POWER_SAFE, SHAPES
 from benchmarks.engines import measure as engines
+from compare.report.html import render_report
+from compare.report.results import Lateness, RaceResults
 from compare.running.observation import RaceSettings
 from legacy_levels.backlog.backlog import read_backlog
 from migrate.demo import unpack_sample
@@ -39,6 +43,7 @@ from tools.generate_performance import (
     waiting_table,
 )
 from tools.performance_bars import bars_table
+from tools.race_sample import sample_page
 
 pytestmark = pytest.mark.check
 
@@ -109,6 +114,32 @@ def test_ours_race_and_the_page_says_who_could_not(
     for event in measured["events"].values():
         event["load before"] = "0.0"  # whatever else this machine did
     assert "| burst | java-wheel | no Java here |" in race_tables({"race": measured})
+    assert list(tmp_path.iterdir()) == [results]
+
+
+def test_the_page_of_a_race_is_drawn_from_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--messages", "200", "--delays-s", "1", "2", "--engines", "levels", "wheel"]
+    results = tmp_path / "results"
+    drawn: list[RaceResults] = []
+
+    def draw(race: RaceResults) -> str:
+        drawn.append(race)
+        return render_report(race)
+
+    monkeypatch.setattr("tools.race_sample.render_report", draw)
+    run(race_sample, monkeypatch, *few, "--directory", str(tmp_path), "--results", str(results))
+    assert "wheel: reading what was delivered" in capsys.readouterr().err
+    kept = json.loads((results / "race-sample.json").read_text())
+    page = sample_page(read_results(results))
+    assert page is not None
+    assert page.count("<svg") == 3
+    assert "--messages 200 --delays 1s-2s --clock wall --engines levels,wheel</pre>" in page
+    [race_drawn] = drawn
+    assert json.loads(json.dumps(attrs.asdict(race_drawn))) == kept["race"]
+    assert isinstance(race_drawn.engines[1].lateness_ms, Lateness)
+    assert sample_page({}) is None
     assert list(tmp_path.iterdir()) == [results]
 
 

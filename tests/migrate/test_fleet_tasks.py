@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -147,6 +148,76 @@ def test_a_large_store_among_them_has_a_task_for_each_log_file(
     stages = list(dict.fromkeys(heard))
     label = f"{STORES} of {STORES}, broker-{STORES - 1:02d}"
     assert stages == ["small stores", *(f"{label}: {s}" for s in ("plan", "write", "seal"))]
+    others = elsewhere(members)
+    run(others, None)
+    same_bytes(members, others)
+
+
+Converting = Callable[[ConvertOptions], None]
+
+
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[Converting], None]:
+    """No store is small, and three threads convert them, here: Spark has no part in how they share
+    the cores. Given is what is called before each of them.
+    """
+    monkeypatch.setattr(Fleet, "_convert_small", lambda *_: True)
+    monkeypatch.setattr(fleet_module, "has_ended", lambda _spark: False)
+    monkeypatch.setattr(fleet_module, "own_core_count", lambda: 3)
+
+    def begin(first: Converting) -> None:
+        def converted(options: ConvertOptions, **how: Any) -> ConversionReport:
+            first(options)
+            return convert_patiently(options, **how | {"spark": None})
+
+        monkeypatch.setattr(fleet_module, "convert_patiently", converted)
+
+    return begin
+
+
+def test_large_stores_share_the_cores_and_three_broken_ones_stop_nobody(
+    members: list[ConvertOptions], all_large: Callable[[Converting], None]
+) -> None:
+    break_three(members)
+    heard: list[tuple[str, int, int]] = []
+    begun: set[int] = set()
+    is_together = threading.Event()
+
+    def meet(_options: ConvertOptions) -> None:
+        begun.add(threading.get_ident())
+        if len(begun) > 1:
+            is_together.set()
+        assert is_together.wait(60), "a second one begins before the first has ended"
+
+    all_large(meet)
+    fleet = run(members, object(), lambda *told: heard.append(told))  # type: ignore[arg-type]
+    wanted = [FAILED if number in BROKEN else CONVERTED for number in range(STORES)]
+    assert states(fleet) == wanted
+    assert {stage for stage, _, _ in heard} == {"large stores"}
+    percents = [done for _, done, _ in heard]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    others = elsewhere(members)
+    run(others, None)
+    for number, (one, other) in enumerate(zip(members, others, strict=True)):
+        if number not in BROKEN:
+            assert broker_files(one.target) == broker_files(other.target)
+
+
+def test_large_stores_that_were_stopped_have_stopped_and_go_on(
+    members: list[ConvertOptions], all_large: Callable[[Converting], None]
+) -> None:
+    def stop(_stage: str, done: int, _total: int) -> None:
+        if done > 30:
+            raise Stopped
+
+    before = threading.active_count()
+    all_large(lambda _options: None)
+    with pytest.raises(Stopped):
+        run(members, object(), stop)  # type: ignore[arg-type]
+    assert threading.active_count() == before
+    again = run(members, None)
+    assert {*states(again)} == {CONVERTED, FINISHED_BEFORE}
     others = elsewhere(members)
     run(others, None)
     same_bytes(members, others)

@@ -24,6 +24,11 @@ public final class LevelsEntrant extends Entrant {
         if (text("levelTable") != null) {
             config.setMessageDelayLevel(text("levelTable"));
         }
+        return new Levels(started(config));
+    }
+
+    /** The stock store of these settings, which delivers. */
+    static DefaultMessageStore started(MessageStoreConfig config) throws Exception {
         DefaultMessageStore store = new DefaultMessageStore(
             config, new BrokerStatsManager("race", false),
             (topic, queueId, offset, tagsCode, storedMs, bits, properties) -> { },
@@ -33,7 +38,7 @@ public final class LevelsEntrant extends Entrant {
             throw new IllegalStateException("the store does not load");
         }
         store.start();
-        return new Levels(store);
+        return store;
     }
 
     /** A master listens for replicas, on every address. This one has none. */

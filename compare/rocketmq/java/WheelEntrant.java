@@ -31,6 +31,11 @@ public final class WheelEntrant extends Entrant {
         MessageStoreConfig config = configOf(directory);
         config.setTimerPrecisionMs(number("precisionMs"));
         config.setTimerMaxDelaySec((int) (millis("maxDelayMs") / 1_000));
+        return new Wheel(started(config));
+    }
+
+    /** The stock broker's parts that keep and deliver messages, over a store of these settings. */
+    static BrokerController started(MessageStoreConfig config) throws Exception {
         config.setTimerWheelEnable(true);
         BrokerConfig broker = new BrokerConfig();
         broker.setBrokerIP1("127.0.0.1");
@@ -44,7 +49,14 @@ public final class WheelEntrant extends Entrant {
         controller.getMessageStore().start();
         controller.getTimerMessageStore().start();
         controller.changeScheduleServiceStatus(true);
-        return new Wheel(controller);
+        return controller;
+    }
+
+    static void stop(BrokerController controller) throws Exception {
+        controller.changeScheduleServiceStatus(false);
+        controller.getScheduledExecutorService().shutdownNow();
+        controller.getTimerMessageStore().shutdown();
+        controller.getMessageStore().shutdown();
     }
 
     /** A master listens for replicas, on every address. This one has none. */
@@ -102,10 +114,7 @@ public final class WheelEntrant extends Entrant {
 
         @Override
         public void stop() throws Exception {
-            controller.changeScheduleServiceStatus(false);
-            controller.getScheduledExecutorService().shutdownNow();
-            controller.getTimerMessageStore().shutdown();
-            store.shutdown();
+            WheelEntrant.stop(controller);
         }
     }
 }

@@ -123,6 +123,35 @@ def test_a_reserve_that_does_not_fit_where_it_is_needed_is_no_help() -> None:
     assert arrange(plan, sizes) is None
 
 
-def test_one_file_and_several_sources_have_no_reserve() -> None:
+def test_one_file_has_no_reserve() -> None:
     assert plan_of([100] * 5).cut.reserve == 5
-    assert plan_of([100] * 40, sources=2).cut.reserve == 40
+
+
+@given(SIZES, st.integers(1, 9), st.data())
+def test_the_runs_of_the_sources_are_all_of_the_queue_and_hold_their_messages_alone(
+    most_bytes: list[int], sources: int, data: st.DataObject
+) -> None:
+    plan = plan_of(most_bytes, sources)
+    sizes = plan.most_bytes.astype(np.int32)
+    for at in data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=6)) if most_bytes else ():
+        sizes[at] = 0
+    found = arrange(plan, sizes)
+    assume(found is not None)
+    assert found is not None
+    runs = found.runs(plan.cut, FILE_BYTES)
+    assert len(runs) == sources
+    rows = sorted((run.start, run.stop) for of_source in runs for run in of_source)
+    assert [row for first, end in rows for row in range(first, end)] == list(
+        range(len(found.messages))
+    )
+    for of_source, (first, end) in zip(runs, pairwise(plan.cut.sources), strict=True):
+        held = [int(each) for run in of_source for each in found.messages[run]]
+        assert sorted(held) == [at for at in range(first, end) if sizes[at]]
+        assert all(one.stop < other.start for one, other in pairwise(of_source))
+
+
+def test_messages_are_told_apart_by_source() -> None:
+    cut = Cut([0, 10], [0, 3, 3, 10])
+    assert list(cut.runs(range(10))) == [(0, 0, 3), (2, 3, 10)]
+    assert list(cut.runs(range(2, 4))) == [(0, 2, 3), (2, 3, 4)]
+    assert list(cut.runs(range(0))) == []
