@@ -7,7 +7,6 @@ it delivered, in which order, with which contents. delayOffset.json is equal to 
 5.x its data version counts how often threads ran, so there the table is compared.
 """
 
-import importlib
 import shutil
 import sys
 import tempfile
@@ -369,19 +368,6 @@ brief = settings(few, max_examples=2, stateful_step_count=10)
 many = settings(few, max_examples=150, stateful_step_count=60)
 
 
-@pytest.fixture
-def examples_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hypothesis also draws numbers that stand in the modules that happen to be loaded: in a whole
-    run others than in this module's alone. Here a gate tries the same histories in both.
-    """
-    providers = importlib.import_module("hypothesis.internal.conjecture.providers")
-    if hasattr(providers, "_get_local_constants"):
-        monkeypatch.setattr(providers, "_get_local_constants", lambda: providers.Constants())
-        cache = providers.CONSTANTS_CACHE
-        monkeypatch.setattr(providers, "CONSTANTS_CACHE", type(cache)(cache.max_size))
-
-
-@pytest.mark.usefixtures("examples_of_its_own")
 @pytest.mark.parametrize("machine", with_examples(MACHINES, QUICK))
 @pytest.mark.parametrize(
     "effort",
