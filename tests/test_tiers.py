@@ -86,7 +86,9 @@ def _markers(tree: ast.Module) -> set[str]:
     return {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "mark"
     }
 
 
