@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check nightly simulate interop pysparks lowest lint format docs bench clean java broker watchers kernels
+.PHONY: help demo test check nightly simulate interop pysparks lowest lint format docs bench clean java broker watchers warm
 SHELL := /bin/bash
 
 # Every process of the tests would compile all modules again, and rewrite the assertions of all tests.
@@ -24,13 +24,13 @@ demo: $(INSTALLED) java  ## convert the small real store that ships with the pro
 	$(BIN)/delaywheel demo
 	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
-test: $(INSTALLED) java broker watchers kernels  ## run the tests of the first tier, five minutes (tests/README.md)
+test: $(INSTALLED) java broker watchers  ## run the tests of the first tier, five minutes (tests/README.md)
 	$(PYTEST) --tier test $(FEW) $(PYTEST_MORE)
 
-check: $(INSTALLED) java broker watchers kernels  ## run what every commit has to pass beside `make test`
+check: $(INSTALLED) java broker watchers  ## run what every commit has to pass beside `make test`
 	$(PYTEST) --tier check --turn $(COMMIT) $(MANY) $(PYTEST_MORE)
 
-nightly: $(INSTALLED) java broker watchers kernels  ## run everything, all brokers, random seeds; PART=2 runs the second of four parts
+nightly: $(INSTALLED) java broker watchers  ## run everything, all brokers, random seeds; PART=2 runs the second of four parts
 	$(PYTEST) --tier nightly $(if $(PART),--part $(PART)/$(PARTS)) $(MANY) $(PYTEST_MORE)
 
 simulate: $(INSTALLED)  ## run random stores with faults on a simulated disk: make simulate SEEDS=2000 FIRST=1
@@ -95,6 +95,8 @@ broker:
 watchers:
 	@.ci/setup watchers
 
-# Kernels are compiled once for each state of their sources: half a minute where nothing is cached.
-kernels: $(INSTALLED)
+# What the processes of a run would all do, where nothing is cached: compile the kernels (a run sees
+# to it as well), and rewrite the assertions of all tests.
+warm: $(INSTALLED)
 	@$(BIN)/python -m tests.helpers.warm_kernels
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true

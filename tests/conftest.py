@@ -21,7 +21,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.helpers.tiers import BROKER_PROCESSES, SLOWER, TIERS, Case, is_chosen, is_in_part, share
+from tests.helpers.tiers import SLOWER, TIERS, Case, broker_lanes, is_chosen, is_in_part
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,23 +150,30 @@ def _rank(item: pytest.Item, markers: frozenset[str], group: str | None) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier, commit, part = (config.getoption(name) for name in ("tier", "turn", "part"))
     chosen: list[tuple[int, pytest.Item]] = []
+    brokers: dict[str, int] = {}
+    in_lanes: list[tuple[pytest.Item, str]] = []
     deselected = []
     for item in items:
         markers = frozenset(mark.name for mark in item.iter_markers())
         group = _group_of(item)
         case = Case(markers, group or item.nodeid)
-        if "interop" in markers and group != "spark":
-            group = f"brokers {share(case.group, BROKER_PROCESSES)}"
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
         wanted = tier is None or is_chosen(case, tier, commit)
         if wanted and part is not None:
             number, _, count = part.partition("/")
             wanted = is_in_part(case, int(number), int(count))
-        if wanted:
-            chosen.append((_rank(item, markers, group), item))
-        else:
+        if not wanted:
             deselected.append(item)
+            continue
+        chosen.append((_rank(item, markers, group), item))
+        if "interop" in markers and group != "spark":
+            named = {each for mark in item.iter_markers("interop") for each in mark.args}
+            brokers[case.group] = max(brokers.get(case.group, 0), len(named))
+            in_lanes.append((item, case.group))
+        elif group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    lanes = broker_lanes(brokers)
+    for item, name in in_lanes:
+        item.add_marker(pytest.mark.xdist_group(lanes[name]))
     config.hook.pytest_deselected(items=deselected)
     items[:] = [item for _, item in sorted(chosen, key=lambda each: each[0])]
 
@@ -182,8 +189,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """A test's own seed: fixed but at night, and printed with a failure (`--seed` repeats it)."""
-    return crc32(f"{request.config.option.seed} {request.node.nodeid}".encode())
+    """A test's own seed: fixed but at night, and printed with a failure (`--seed` repeats it).
+
+    The same alone and in a whole run, where the name of a test ends in that of its group.
+    """
+    group = request.node.get_closest_marker("xdist_group")
+    name = request.node.nodeid.removesuffix(f"@{group.args[0]}" if group else "")
+    return crc32(f"{request.config.option.seed} {name}".encode())
 
 
 @pytest.fixture

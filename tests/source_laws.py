@@ -65,6 +65,12 @@ def _parsed(source: Source) -> ast.Module:
     return ast.parse(source.text, source.path)
 
 
+@cache
+def walked(tree: ast.Module) -> list[ast.AST]:
+    """All that stands in a source: every law walks through it."""
+    return list(ast.walk(tree))
+
+
 def product_sources() -> list[Source]:
     """Every file of the product, as it lies on disk."""
     paths = [path for part in FLOORS for path in (ROOT / part).rglob("*.py")]
@@ -81,7 +87,7 @@ def _for_types_only(tree: ast.Module) -> set[ast.AST]:
     """What stands below ``if TYPE_CHECKING:`` and so never runs."""
     guards = [
         node
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     return {below for guard in guards for child in guard.body for below in ast.walk(child)}
@@ -91,7 +97,7 @@ def imported_modules(source: Source, *, at_run_time: bool = False) -> Iterator[t
     """Line and dotted name of every import, wherever in the file it stands."""
     tree = source.tree
     unseen = _for_types_only(tree) if at_run_time else set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if node in unseen:
             continue
         if isinstance(node, ast.Import):
@@ -145,7 +151,7 @@ def imports_of(source: Source, *libraries: str) -> list[str]:
 def _meanings(tree: ast.Module) -> dict[str, str]:
     """Local names that imports bind, with the dotted name each stands for."""
     meanings: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.split(".")[0]
@@ -171,7 +177,7 @@ def uses_of(source: Source, names: frozenset[str]) -> list[str]:
     meanings = _meanings(source.tree)
     return [
         f"{source.path}:{node.lineno}: {name}"
-        for node in ast.walk(source.tree)
+        for node in walked(source.tree)
         if isinstance(node, ast.Name | ast.Attribute) and (name := _dotted(node, meanings)) in names
     ]
 
@@ -180,7 +186,7 @@ def method_calls(source: Source, names: frozenset[str]) -> list[str]:
     """Calls of methods with the given names on a value: not on a class, nor on what is imported."""
     meanings = _meanings(source.tree)
     found = []
-    for node in ast.walk(source.tree):
+    for node in walked(source.tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         base = node.func.value
@@ -197,7 +203,7 @@ def long_functions(source: Source, max_lines: int) -> list[str]:
     """Functions that do not fit a screen, their decorators and docstring counted."""
     return [
         f"{source.path}:{node.lineno}: {node.name} has {lines} lines"
-        for node in ast.walk(source.tree)
+        for node in walked(source.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > max_lines
     ]
@@ -244,7 +250,7 @@ def module_name(source: Source) -> str:
 
 def _needs(source: Source, modules: Set[str]) -> set[str]:
     needs = set()
-    for node in ast.walk(source.tree):
+    for node in walked(source.tree):
         if isinstance(node, ast.Import):
             needs |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -277,7 +283,7 @@ def _rounds(needs: dict[str, set[str]]) -> list[list[str]]:
 def own_fields(source: Source) -> set[str]:
     """Attributes that the classes of a module have: declared in them, or set on ``self``."""
     fields = set()
-    for owner in (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)):
+    for owner in (node for node in walked(source.tree) if isinstance(node, ast.ClassDef)):
         fields |= {
             part.target.id
             for part in owner.body
@@ -299,7 +305,7 @@ def foreign_fields(source: Source, fields: Set[str]) -> list[str]:
     theirs = fields - own_fields(source)
     return [
         f"{source.path}:{node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(source.tree)
+        for node in walked(source.tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and node.attr in theirs

@@ -2,8 +2,8 @@
 """What the pages say is true: examples run, verbs are there, links lead somewhere.
 
 A ``console`` block is run line by line and must show what is printed (``...`` stands for anything);
-a ``python`` block is run as it is; the ``delaywheel`` commands of a ``sh`` block must be commands
-that exist.
+``python`` blocks that follow each other are run in one process, each by itself; the ``delaywheel``
+commands of a ``sh`` block must be commands that exist.
 """
 
 import doctest
@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
+from itertools import chain, groupby
 from pathlib import Path
 
 import click
@@ -24,10 +25,17 @@ from tests.source_laws import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 SAMPLE = "migrate/sample_store.tar.xz"
+RUNNABLE = ("console", "python")
+#: A process of its own for each would start Spark's JVM for each.
+RUN_BLOCKS = """
+import sys
+for where, text in zip(sys.argv[1::2], sys.argv[2::2]):
+    exec(compile(text, where, "exec"), {"__name__": "__main__"})
+"""
 
 
 def runnable_pages() -> list[str]:
-    return sorted({block.page for block in BLOCKS if block.language in ("console", "python")})
+    return sorted({block.page for block in BLOCKS if block.language in RUNNABLE})
 
 
 @pytest.fixture
@@ -71,12 +79,15 @@ def check_console(block: Block, workplace: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("page", runnable_pages())
 def test_the_examples_of_a_page_run_and_show_what_they_print(page: str, workplace: Path) -> None:
-    for block in (block for block in BLOCKS if block.page == page):
-        if block.language == "console":
-            check_console(block, workplace)
-        elif block.language == "python":
-            run = run_in(workplace, sys.executable, "-c", block.text)
-            assert run.returncode == 0, f"{block.page}:{block.line}\n{run.stderr}"
+    runnable = [each for each in BLOCKS if each.page == page and each.language in RUNNABLE]
+    for language, together in groupby(runnable, lambda block: block.language):
+        if language == "console":
+            for block in together:
+                check_console(block, workplace)
+        else:
+            texts = [(f"{block.page}:{block.line}", block.text) for block in together]
+            run = run_in(workplace, sys.executable, "-c", RUN_BLOCKS, *chain(*texts))
+            assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")

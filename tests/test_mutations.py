@@ -11,14 +11,14 @@ NAMES = [mutation.name for mutation in MUTATIONS]
 
 
 def test_every_mutation_changes_what_is_there_and_names_a_test_that_is() -> None:
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    tests = {name for text in texts for name in re.findall(r"^ *def (\w+)\(", text, re.M)}
     for mutation in MUTATIONS:
         text = (ROOT / mutation.path).read_text(encoding="utf-8")
         assert text.count(mutation.old) == 1, mutation.name
         path, _, name = mutation.test.partition("::")
-        bare = re.escape(name.partition("[")[0].rpartition("::")[2])
         assert (ROOT / path).exists(), mutation.name
-        assert re.search(rf"^ *def {bare}\(", tests, re.M), mutation.name
+        assert name.partition("[")[0].rpartition("::")[2] in tests, mutation.name
     assert len(set(NAMES)) == len(NAMES) >= 10
 
 

@@ -3,6 +3,7 @@
 
 import ast
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from tests.helpers.tiers import (
     TIERS,
     TURNS,
     Case,
+    broker_lanes,
+    by_turns,
     has_its_turn,
     is_chosen,
     is_in_part,
@@ -64,11 +67,30 @@ def test_a_night_s_parts_hold_every_test_once(parts: int) -> None:
         assert sum(is_in_part(case(name), part, parts) for part in range(1, parts + 1)) == 1
 
 
+def test_broker_tests_are_spread_by_what_they_start() -> None:
+    lanes = broker_lanes({"one": 1, "three": 3, "two": 2, "another": 3})
+    assert lanes == {
+        "another": "brokers 0", "three": "brokers 1", "two": "brokers 0", "one": "brokers 1",
+    }  # fmt: skip
+
+
+def test_each_row_has_one_of_the_columns_and_the_night_has_all() -> None:
+    pairs = by_turns(product("ab", "xy"), [1, 2], [("b", "x")])
+    tiers = {each.values: [mark.name for mark in each.marks] for each in pairs}
+    assert len(tiers) == 8
+    assert {row for row, marks in tiers.items() if marks == ["check"]} == {
+        ("a", "x", 1), ("a", "y", 2), ("b", "y", 1),
+    }  # fmt: skip
+    assert {row for row, marks in tiers.items() if not marks} == {("b", "x", 1), ("b", "x", 2)}
+
+
 def _markers(tree: ast.Module) -> set[str]:
     return {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "mark"
     }
 
 

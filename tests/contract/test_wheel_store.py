@@ -79,10 +79,12 @@ class TestSeconds(Wheel, DurableStoreContract):
     pass
 
 
+@pytest.mark.nightly
 class TestHalves(Wheel, DurableStoreContract):
     precision_ms = 500
 
 
+@pytest.mark.nightly
 class TestFifths(Wheel, DurableStoreContract):
     precision_ms = 200
 

@@ -266,7 +266,7 @@ def test_a_race_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: sign
         if "racing" in line:
             break
     process.send_signal(number)
-    assert process.wait(30) == 130
+    assert process.wait(250) == 130
     process.stderr.close()
     assert os.listdir(tmp_path) == []
 

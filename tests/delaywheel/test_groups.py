@@ -235,7 +235,7 @@ def test_ctrl_c_during_a_command_costs_no_retry_and_says_what_becomes_of_its_mes
         assert process.stdout is not None
         assert process.stdout.readline() == "works\n"
         os.killpg(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=250)
     assert process.returncode == cli.INTERRUPTED, told
     assert "the message is not acknowledged, and the next consume receives it again" in told
     again = lines(consume(store, now="2030-01-01T00:00:00Z"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.migrate.in_place_stores import tree
 from tests.source_laws import ROOT
 
 NOW_MS = T0 + 500
+CACHES = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
 _WITHOUT_SPARK = """
 import sys
 sys.modules["pyspark"] = None
@@ -37,7 +39,8 @@ def store(tmp_path: Path) -> Path:
 def without_spark(*words: object) -> subprocess.CompletedProcess[str]:
     """The command where PySpark cannot be imported, nor Java found."""
     command = [sys.executable, "-c", _WITHOUT_SPARK, *map(str, words)]
-    surroundings = {"PATH": "/nowhere", "HOME": str(Path.home())}
+    kernels = {name: os.environ[name] for name in CACHES if name in os.environ}
+    surroundings = {"PATH": "/nowhere", "HOME": str(Path.home()), **kernels}
     return subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True)
 
 

@@ -180,7 +180,7 @@ def test_the_text_is_what_prometheus_reads(tmp_path: Path) -> None:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=250)
     connection.request("GET", path)
     answer = connection.getresponse()
     text = answer.read().decode()

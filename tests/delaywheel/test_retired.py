@@ -6,7 +6,6 @@ for what, and the whole command that ends it.
 import re
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +54,11 @@ def converted(store: Path, name: str = "target", **more: Any) -> Path:
 
 def stop_in_the_middle(store: Path, change: Callable[[], object]) -> None:
     """As far as the first file beside the note, so that the change is begun and not done."""
-    for number in range(100):
-        try:
-            with stopping_before(store, number):
-                change()
-        except Stopped:
-            if unfinished_change(StoreRoot(store)) is not None:
-                return
-    raise AssertionError("it was not stopped")
+    with (
+        pytest.raises(Stopped),
+        stopping_before(store, lambda _: unfinished_change(StoreRoot(store)) is not None),
+    ):
+        change()
 
 
 # --- verify ---------------------------------------------------------------------------------------
@@ -226,10 +222,11 @@ def test_a_configuration_that_was_given_is_asked_for(store: Path) -> None:
 
 def test_a_rollback_that_was_stopped_is_gone_on_with(store: Path) -> None:
     do(store, NOW_MS)
-    for number in range(100):
-        with suppress(Stopped), stopping_before(store, number):
-            roll_back(StoreRoot(store), execute=True)
-        if all_changes_of(StoreRoot(store))[-1].state == UNDOING:
-            break
+    root = StoreRoot(store)
+    with (
+        pytest.raises(Stopped),
+        stopping_before(store, lambda _: all_changes_of(root)[-1].state == UNDOING),
+    ):
+        roll_back(root, execute=True)
     with pytest.raises(SourceError, match=r"go on with `delaywheel rollback '.*' --execute`$"):
         refuse_unfinished_change(StoreRoot(store))

@@ -307,8 +307,8 @@ CASES = [
     for engine in target.engines
 ]
 ROUNDS = [
-    pytest.param(2, id="2 rounds"),
-    pytest.param(10, id="10 rounds", marks=pytest.mark.check),
+    pytest.param(1, id="1 round"),
+    pytest.param(4, id="4 rounds", marks=pytest.mark.check),
     pytest.param(100, id="100 rounds", marks=pytest.mark.nightly),
 ]
 

@@ -139,7 +139,7 @@ def at_work(engine: str, path: Path, seed: int) -> Iterator[BusyWriter]:
     "times",
     [
         2,
-        pytest.param(15, marks=pytest.mark.check),
+        pytest.param(6, marks=pytest.mark.check),
         *at_night(200, parts=8),
     ],
 )
@@ -188,7 +188,7 @@ class StepsBetween:
     "times",
     [
         1,
-        pytest.param(8, marks=pytest.mark.check),
+        pytest.param(4, marks=pytest.mark.check),
         *at_night(100, parts=4),
     ],
 )

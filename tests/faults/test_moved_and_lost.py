@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import attrs
@@ -30,6 +31,7 @@ from tests.faults.engines import (
     open_time_index,
     open_wheel,
 )
+from tests.helpers.tiers import by_turns
 
 START_MS = 1_793_000_000_000
 OPENERS = {
@@ -59,9 +61,9 @@ ACTS: dict[str, Callable[[DelayStore, int], object]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("first", ACTS)
-@pytest.mark.parametrize("second", ACTS)
+@pytest.mark.parametrize(
+    ("first", "second", "engine"), by_turns(product(ACTS, repeat=2), ENGINES, often=())
+)
 def test_a_store_that_is_moved_while_it_is_open_makes_no_second_half(
     tmp_path: Path, engine: str, first: str, second: str
 ) -> None:

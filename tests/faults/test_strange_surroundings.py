@@ -32,7 +32,7 @@ from tests.faults.engines import (
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
-_PATIENCE_S = 60
+_PATIENCE_S = 300
 OPENED = {
     "levels": open_levels,
     "wheel": open_wheel,

@@ -4,7 +4,7 @@
 tests/README.md says what belongs into which tier. A test without a marker is of the first one.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 from zlib import crc32
 
@@ -15,15 +15,15 @@ TIERS: Final = ("test", "check", "nightly")
 SLOWER: Final = TIERS[1:]
 
 #: `make check` runs one of so many turns of the nightly tests, chosen by the commit's hash.
-TURNS: Final = 32
+TURNS: Final = 64
 #: Broker tests that share a store have their turn together, and one such group takes minutes.
-BROKER_TURNS: Final = 16
+BROKER_TURNS: Final = 32
 
 #: So many processes run tests with brokers: four, and the brokers starve each other on two cores.
 BROKER_PROCESSES: Final = 2
 
 #: At how many of the places where a fault may strike a tier lets it strike; None: at each of them.
-POSITIONS: Final = {"test": 1, "check": 8, "nightly": None}
+POSITIONS: Final = {"test": 1, "check": 4, "nightly": None}
 
 
 @attrs.frozen
@@ -52,6 +52,27 @@ def with_examples(cases: Iterable[Any], examples: Collection[Any]) -> list[Any]:
     ]
 
 
+def by_turns(
+    rows: Iterable[Any],
+    columns: Iterable[Any],
+    examples: Collection[Any] = (),
+    *,
+    often: Any = pytest.mark.check,
+) -> list[Any]:
+    """Parameters of a test over a whole product: `make check` (or the tier of ``often``) runs each
+    row with one of the columns by turns, the night every pair, `make test` the rows of examples.
+    """
+    every, pairs = list(columns), []
+    for at, row in enumerate(rows):
+        for number, column in enumerate(every):
+            # Shifted with each lap: rows that are a product themselves meet all columns.
+            tier = often if (at + at // len(every)) % len(every) == number else pytest.mark.nightly
+            value = [*(row if isinstance(row, tuple) else (row,))]
+            value += column if isinstance(column, tuple) else (column,)
+            pairs.append(pytest.param(*value, marks=() if row in examples else tier))
+    return pairs
+
+
 def at_night(count: int, *, parts: int) -> list[Any]:
     """Parameters of a long nightly test: ``count`` rounds in parts, each with a seed and a turn of
     its own, so that no turn of `make check` gets them all.
@@ -71,6 +92,18 @@ def has_its_turn(case: Case, commit: str) -> bool:
     """Whether a nightly test is among those that `make check` runs on this commit (hexadecimal)."""
     turns = BROKER_TURNS if "interop" in case.markers else TURNS
     return share(case.group, turns) == int(commit, 16) % turns
+
+
+def broker_lanes(versions: Mapping[str, int]) -> dict[str, str]:
+    """Which process runs which group of broker tests, given how many versions each names: one that
+    names more takes longer, and the next goes where least is to be done.
+    """
+    todo, lanes = [0] * BROKER_PROCESSES, {}
+    for name, count in sorted(versions.items(), key=lambda each: (-each[1], each[0])):
+        lane = todo.index(min(todo))
+        todo[lane] += count
+        lanes[name] = f"brokers {lane}"
+    return lanes
 
 
 def is_chosen(case: Case, tier: str, commit: str) -> bool:

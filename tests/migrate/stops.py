@@ -25,10 +25,15 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def stopping_before(root: Path, number: int) -> Iterator[list[str]]:
-    """Every change below ``root`` from this one on (counted from 0) raises; gives those done."""
+def stopping_before(root: Path, number: int | Callable[[list[str]], bool]) -> Iterator[list[str]]:
+    """Every change below ``root`` from this one on (counted from 0) raises; gives those done.
+
+    ``number`` may also be a question about those done: from the first change before which it is
+    answered yes, in one run instead of one for each number.
+    """
     done: list[str] = []
     real_open = os.open
+    is_over = False
 
     def below(given: object, directory: int | None) -> bool:
         if isinstance(given, int):
@@ -39,8 +44,10 @@ def stopping_before(root: Path, number: int) -> Iterator[list[str]]:
         return path.is_relative_to(root)
 
     def step(name: str, real: Callable[..., Any], where: Any, *given: Any, **options: Any) -> Any:
+        nonlocal is_over
         if below(where, options.get("dir_fd")):
-            if len(done) >= number:
+            is_over = is_over or (number(done) if callable(number) else len(done) >= number)
+            if is_over:
                 raise Stopped
             done.append(f"{name} {where} {given[:1]}"[:200])
         return real(where, *given, **options)

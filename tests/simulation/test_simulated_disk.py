@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from message_store.files.small_files import replace_file
+from tests.helpers.descriptors import open_below
 from tests.simulation.simulated_disk import (
     Cut,
     SimulatedDisk,
@@ -46,12 +47,11 @@ def test_what_was_synced_is_never_missing_and_the_rest_in_every_choice(tmp_path:
 def test_a_disk_that_nobody_watches_gives_its_handles_back(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}").write_bytes(b"x")
-    before = len(os.listdir("/proc/self/fd"))
     disk = SimulatedDisk(tmp_path)
     disk.take_over()
-    assert len(os.listdir("/proc/self/fd")) >= before + 8
+    assert len(open_below(tmp_path)) >= 8
     del disk
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
 
 
 def test_nothing_missing_is_the_directory_as_it_was(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from message_store.base.errors import SourceError, TargetError, TruncatedRecordError
 from message_store.files.live_segments import LiveSegments
+from tests.helpers.descriptors import open_below
 
 FILE_BYTES = 8_192
 
@@ -166,7 +167,7 @@ def test_what_was_written_is_synced_once(
     row.write_at(3, b"x")
     monkeypatch.setattr(os, "fdatasync", watch)
     monkeypatch.setattr(os, "fsync", watch)
-    handles = len(os.listdir("/proc/self/fd"))
+    handles = open_below(row.directory)
     unsynced = row.begin_sync()
     row.write_at(5, b"later")
     unsynced.finish()
@@ -177,7 +178,7 @@ def test_what_was_written_is_synced_once(
     assert synced == [names(row)[0]]
     row.sync()
     assert synced == [names(row)[0]]
-    assert len(os.listdir("/proc/self/fd")) == handles
+    assert open_below(row.directory) == handles
 
 
 def test_what_somebody_is_still_waiting_for_counts_as_not_synced(

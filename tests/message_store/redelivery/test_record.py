@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store.base.errors import FormatError
@@ -237,7 +237,6 @@ TO_A = b"REAL_TOPIC\x01TopicA\x02TAGS\x01TagA\x02REAL_QID\x013"
 
 
 @pytest.mark.check
-@settings(max_examples=400)
 @given(
     st.lists(st.tuples(waiting_messages(), st.sampled_from(SUFFIXES)), max_size=12),
     rewrites,
@@ -253,7 +252,6 @@ def test_bulk_redelivery_is_the_scalar_one_byte_for_byte(
 
 
 @pytest.mark.check
-@settings(max_examples=200)
 @given(st.data())
 def test_what_was_measured_before_changes_nothing(data: st.DataObject) -> None:
     """In any order, of any of the records and of others, in several steps, with other lengths."""
@@ -339,7 +337,6 @@ def queue_bytes(store: Any) -> dict[Any, bytes]:
 
 
 @pytest.mark.check
-@settings(max_examples=300)
 @given(st.data())
 def test_damage_anywhere_is_what_the_scalar_code_says_it_is(data: st.DataObject) -> None:
     messages = data.draw(st.lists(waiting_messages(), min_size=1, max_size=6))

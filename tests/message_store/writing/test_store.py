@@ -29,6 +29,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.message import Host
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
+from tests.helpers.descriptors import open_below
 from tests.message_store.live_workload import (
     NOW_MS,
     SMALL,
@@ -122,11 +123,10 @@ def test_after_an_opening_that_failed_the_store_is_free(tmp_path: Path) -> None:
     opened(path).close()
     (path / "commitlog" / ("0" * 20)).write_bytes(bytes(16_384))
     (path / "commitlog" / f"{99:020d}").write_bytes(bytes(16_384))
-    before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(SourceError):
             opened(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
     assert try_to_lock(path) == "free"
 
 
@@ -149,17 +149,16 @@ def test_a_flush_that_a_store_was_let_go_of_under_ends(
     with pytest.raises(StoreClosedError):
         store.flush()
     assert not (tmp_path / "store/config").exists()
-    held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    assert not [place for place in held if place.startswith(str(tmp_path))]
+    assert open_below(tmp_path) == []
 
 
 @pytest.mark.parametrize("end", ["close", "abandon"])
 def test_a_store_that_was_let_go_of_takes_nothing_more(tmp_path: Path, end: str) -> None:
     store = opened(tmp_path / "store")
     append(store, stored(b"x"))
-    before = len(os.listdir("/proc/self/fd"))
+    assert open_below(tmp_path) != []
     store.close() if end == "close" else store.abandon()
-    assert len(os.listdir("/proc/self/fd")) < before
+    assert open_below(tmp_path) == []
     for use in (
         store.flush,
         store.sync_log,

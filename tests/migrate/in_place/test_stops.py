@@ -5,7 +5,6 @@ That each stop can be gone on with is shown by the simulation.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -56,15 +55,14 @@ def renew(original: Path, store: Path) -> Path:
 def test_a_convert_after_a_stopped_rollback_is_told_to_finish_that(
     original: Path, store: Path
 ) -> None:
-    state = ""
-    for number in itertools.count():
-        note = Path(str(do(renew(original, store), NOW_MS).backup)) / "change.json"
-        with pytest.raises(Stopped), stopping_before(store, number):
-            roll_back(StoreRoot(store), execute=True)
-        state = json.loads(note.read_text())["state"]
-        if state != "done":
-            break
-    assert state == "rolling back"
+    note = Path(str(do(renew(original, store), NOW_MS).backup)) / "change.json"
+
+    def state() -> object:
+        return json.loads(note.read_text())["state"]
+
+    with pytest.raises(Stopped), stopping_before(store, lambda _: state() != "done"):
+        roll_back(StoreRoot(store), execute=True)
+    assert state() == "rolling back"
     with pytest.raises(PlanError, match=r"stopped while it was rolling back.*`delaywheel rollback"):
         do(store, NOW_MS)
     roll_back(StoreRoot(store), execute=True)
@@ -104,13 +102,13 @@ def test_an_error_between_records_and_offsets_says_how_to_go_on(
 
 def stop_late(original: Path, store: Path) -> None:
     """Leave all records and entries in place and no offset moved."""
+
+    def is_kept(done: list[str]) -> bool:
+        return len(done) >= 40 and "delayOffset" in done[-1] and ".bak" in done[-1]
+
     renew(original, store)
-    for number in itertools.count(40):
-        renew(original, store)
-        with pytest.raises(Stopped), stopping_before(store, number) as done:
-            do(store, NOW_MS)
-        if "delayOffset" in " ".join(done[-1:]) and ".bak" in done[-1]:
-            return
+    with pytest.raises(Stopped), stopping_before(store, is_kept):
+        do(store, NOW_MS)
 
 
 def test_an_unfinished_change_shows_in_the_plan(original: Path, store: Path) -> None:
@@ -179,12 +177,12 @@ def test_what_a_broker_appended_after_an_early_stop_is_not_taken_for_ours(
     original: Path, store: Path
 ) -> None:
     """Nothing of ours was in the log yet: its end lies where it would lie in the middle of ours."""
-    for number in itertools.count():
-        renew(original, store)
-        with pytest.raises(Stopped), stopping_before(store, number):
-            do(store, NOW_MS)
-        if list(store.glob("delaywheel/backup-*/change.json")):
-            break
+    renew(original, store)
+    with (
+        pytest.raises(Stopped),
+        stopping_before(store, lambda _: any(store.glob("delaywheel/backup-*/change.json"))),
+    ):
+        do(store, NOW_MS)
     append_a_record(store)
     log = {path: path.read_bytes() for path in (store / "commitlog").iterdir()}
     with pytest.raises(PlanError, match="did not append"):
@@ -246,11 +244,10 @@ def test_the_record_of_a_new_file_that_went_with_the_power_is_written_again(
     """The blank that ends the file before it is on the disk: nothing of another's lies behind."""
     do(renew(original, store), NOW_MS)
     newest, wanted = max((store / "commitlog").iterdir()).name, timer_records(store)
-    for number in itertools.count():
-        with pytest.raises(Stopped), stopping_before(renew(original, store), number):
-            do(store, NOW_MS)
-        if (store / "consumequeue" / "rmq_sys_wheel_timer" / "0").exists():
-            break  # all records are in the log
+    renew(original, store)
+    queue = store / "consumequeue" / "rmq_sys_wheel_timer" / "0"
+    with pytest.raises(Stopped), stopping_before(store, lambda _: queue.exists()):
+        do(store, NOW_MS)  # all records are in the log
     last = store / "commitlog" / newest
     last.write_bytes(bytes(last.stat().st_size))
     assert do(store, NOW_MS).state == "done"

@@ -166,7 +166,7 @@ def test_ctrl_c_before_the_job_has_begun_ends_it_too(
         raise KeyboardInterrupt
 
     def work(path: Path) -> None:
-        time.sleep(20)
+        time.sleep(600)
         path.touch()
 
     monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.0)

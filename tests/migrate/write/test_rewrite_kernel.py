@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store.format.java_numbers import string_hash
@@ -320,7 +320,6 @@ _VALUES = st.text(
 )
 
 
-@settings(max_examples=300)
 @given(
     entries=st.lists(st.tuples(_NAMES, _VALUES), max_size=6),
     level=st.integers(1, 40),

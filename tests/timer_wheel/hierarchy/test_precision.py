@@ -14,6 +14,7 @@ from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.contract.durable_store_contract import require_handles_of_one_key_apart
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
+from tests.helpers.tiers import by_turns
 from timer_wheel.format.timer_due import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.ownership import Active, claim, index_path, read_active
@@ -21,10 +22,6 @@ from timer_wheel.reading.ownership import Active, claim, index_path, read_active
 START_MS = 1_793_000_000_437
 DELAYS_MS = (7, 150, 963, 1_000, 2_250, 3_663, 61_002, 3_700_000)
 QUICK = ((1, 1_000), (1_000, 100), (200, 500))
-CHANGES = [
-    pytest.param(*change, marks=() if change in QUICK else pytest.mark.check)
-    for change in permutations(HIERARCHY_PRECISIONS_MS, 2)
-]
 
 
 def close(store: DelayStore) -> None:
@@ -41,6 +38,9 @@ def lose_index(store: DelayStore) -> None:
 
 ENDS = [close, abandon, lose_index]
 Ending = Callable[[DelayStore], None]
+each_change = pytest.mark.parametrize(
+    ("first", "then", "end"), by_turns(permutations(HIERARCHY_PRECISIONS_MS, 2), ENDS, QUICK)
+)
 
 
 def put_all(store: DelayStore, name: str, now_ms: int) -> list[Receipt]:
@@ -70,8 +70,7 @@ def assert_kept(receipts: list[Receipt], came: dict[str, int]) -> None:
     assert came == {receipt.unique_key: receipt.promised_ms for receipt in receipts}
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize(("first", "then"), CHANGES)
+@each_change
 def test_an_empty_store_takes_any_other_precision(
     tmp_path: Path, first: int, then: int, end: Ending
 ) -> None:
@@ -99,8 +98,7 @@ def test_a_handle_takes_no_neighbour_of_its_key(tmp_path: Path, precision_ms: in
         require_handles_of_one_key_apart(store, START_MS + 9_000)
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize(("first", "then"), CHANGES)
+@each_change
 def test_where_nothing_waits_any_precision_is_taken_and_nothing_comes_again(
     tmp_path: Path, first: int, then: int, end: Ending
 ) -> None:
@@ -124,8 +122,7 @@ def test_where_nothing_waits_any_precision_is_taken_and_nothing_comes_again(
     store.close()
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize(("first", "then"), CHANGES)
+@each_change
 def test_what_waits_comes_when_it_was_promised_or_the_change_is_refused(
     tmp_path: Path, first: int, then: int, end: Ending
 ) -> None:

@@ -271,7 +271,6 @@ copied = st.builds(
 
 
 @pytest.mark.check
-@settings(deadline=None, max_examples=200)
 @given(found=st.lists(copied, min_size=2, max_size=12))
 def test_copies_are_found_as_the_scalar_code_tells_them(
     tmp_path_factory: pytest.TempPathFactory, found: list[StoredMessage]

@@ -300,5 +300,6 @@ def test_without_rolls_every_byte_is_the_same() -> None:
 
 @pytest.mark.check
 @pytest.mark.parametrize("machine", [WheelMachine, PlainMachine, OlderMachine])
-def test_many_lives(machine: type[WheelMachine]) -> None:
-    live(machine, 40)
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.nightly)])
+def test_many_lives(machine: type[WheelMachine], count: int) -> None:
+    live(machine, count)

@@ -23,7 +23,7 @@ from message_store import (
 )
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
-from tests.helpers.tiers import with_examples
+from tests.helpers.tiers import by_turns
 from timer_wheel import WheelStore
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.timers.unit_kernels import LOG_OFFSET
@@ -168,17 +168,16 @@ def gone(store: DelayStore, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "later", "end"),
-    with_examples(
-        list(itertools.product(*[["hierarchy 1", "wheel 1000"]] * 2, WAYS)),
+    ("owner", "later", "end", "is_past", "is_flushed"),
+    by_turns(
+        itertools.product(*[["hierarchy 1", "wheel 1000"]] * 2, WAYS),
+        itertools.product([True, False], repeat=2),
         [
             ("hierarchy 1", "wheel 1000", "killed"),
             ("wheel 1000", "wheel 1000", "its timer log gone"),
         ],
     ),
 )
-@pytest.mark.parametrize("is_flushed", [True, False], ids=["flushed", "never flushed"])
-@pytest.mark.parametrize("is_past", [True, False], ids=["past", "still to come"])
 def test_nothing_is_said_of_a_marker_whose_message_is_long_gone(
     tmp_path: Path,
     owner: str,

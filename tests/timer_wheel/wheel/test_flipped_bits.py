@@ -7,6 +7,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from message_store import AfterMs, Cancellation, ManualClock, Message, Receipt, 
 from message_store.files.store_root import StoreRoot
 from tests.faults.damage import copy_store, flip
 from tests.faults.engines import SMALL
+from tests.helpers.tiers import by_turns
 from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import OWN_CHECKPOINT, OWN_PLACES, TIMER_CHECKPOINT
 from timer_wheel.format.wheel_math import PRECISIONS_MS
@@ -90,10 +92,10 @@ def assert_all_come_once_and_not_early(left: Left, path: Path) -> None:
         assert [each for each in store.check() if each.severity is Severity.ERROR] == []
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("is_killed", [False, True])
-@pytest.mark.parametrize("precision_ms", PRECISIONS_MS)
-@pytest.mark.parametrize("at", [*BROKERS_BYTES, *OUR_BYTES[::3]])
+@pytest.mark.parametrize(
+    ("at", "precision_ms", "is_killed"),
+    by_turns([*BROKERS_BYTES, *OUR_BYTES[::3]], product(PRECISIONS_MS, (False, True))),
+)
 def test_a_bit_of_the_wheels_checkpoint_costs_nothing(
     left: Made,
     tmp_path: Path,

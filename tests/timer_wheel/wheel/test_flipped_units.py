@@ -6,6 +6,7 @@ the units. Nothing comes early or twice, or is lost, however the store was left.
 import functools
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import attrs
@@ -14,7 +15,7 @@ import pytest
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
 from tests.faults.damage import copy_store, flip
 from tests.faults.engines import SMALL
-from tests.helpers.tiers import with_examples
+from tests.helpers.tiers import by_turns, with_examples
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.timer_log import TIMER_UNIT
 
@@ -128,33 +129,33 @@ def require_sound(left: Left, path: Path) -> bool:
     return bool(findings)
 
 
-@pytest.mark.parametrize("file_units", [UNITS, 5])
-@pytest.mark.parametrize("is_killed", [False, True])
-@pytest.mark.parametrize("precision_ms", [100, 1000])
+FLIPPED = [
+    (0, "record_size_bytes", 3),
+    (5, "record_size_bytes", 3),
+    (2, "delay_ms", 10),
+    (3, "delay_ms", 31),
+    (5, "delay_ms", 0),
+    (6, "write_time_ms", 12),
+    (2, "write_time_ms", 40),
+    (7, "magic", 1),
+    (8, "magic", 1),
+    (4, "magic", 2),
+    (10, "magic", 2),
+    (2, "commit_log_offset", 3),
+    (3, "record_size_bytes", 5),
+    (3, "record_size_bytes", 31),
+    (7, "record_size_bytes", 6),
+    (8, "commit_log_offset", 2),
+    (10, "record_size_bytes", 0),
+    (10, "commit_log_offset", 1),
+    (3, "previous_position", 0),
+    (5, "previous_position", 63),
+]
+
+
 @pytest.mark.parametrize(
-    ("unit", "field", "bit"),
-    [
-        (0, "record_size_bytes", 3),
-        (5, "record_size_bytes", 3),
-        (2, "delay_ms", 10),
-        (3, "delay_ms", 31),
-        (5, "delay_ms", 0),
-        (6, "write_time_ms", 12),
-        (2, "write_time_ms", 40),
-        (7, "magic", 1),
-        (8, "magic", 1),
-        (4, "magic", 2),
-        (10, "magic", 2),
-        (2, "commit_log_offset", 3),
-        (3, "record_size_bytes", 5),
-        (3, "record_size_bytes", 31),
-        (7, "record_size_bytes", 6),
-        (8, "commit_log_offset", 2),
-        (10, "record_size_bytes", 0),
-        (10, "commit_log_offset", 1),
-        (3, "previous_position", 0),
-        (5, "previous_position", 63),
-    ],
+    ("unit", "field", "bit", "precision_ms", "is_killed", "file_units"),
+    by_turns(FLIPPED, product([100, 1000], [False, True], [UNITS, 5]), often=()),
 )
 def test_a_bit_of_a_unit_is_not_believed_over_its_record(
     left: Made,

@@ -14,7 +14,7 @@ import pytest
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt
 from tests.faults.damage import copy_store, flip
 from tests.faults.engines import SMALL
-from tests.helpers.tiers import with_examples
+from tests.helpers.tiers import by_turns, with_examples
 from tests.timer_wheel.wheel.test_flipped_units import BITS, START_MS, WIDTHS
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.timer_log import TIMER_UNIT
@@ -81,10 +81,9 @@ def after_another(path: Path, before: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("field", "bit"),
-    with_examples(BITS_OF_TIMES, [BITS_OF_TIMES[n] for n in (3, 14, 40, 64, 73, 95)]),
+    ("field", "bit", "before"),
+    by_turns(BITS_OF_TIMES, BEFORE, [BITS_OF_TIMES[n] for n in (3, 14, 40, 64, 73, 95)]),
 )
-@pytest.mark.parametrize("before", BEFORE)
 def test_a_time_of_a_unit_from_before_other_slots_is_not_believed_over_its_record(
     tmp_path: Path, before: str, field: str, bit: int
 ) -> None:

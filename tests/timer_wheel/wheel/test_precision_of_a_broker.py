@@ -5,7 +5,7 @@ tell it. Nothing is lost, nothing comes early; where nothing tells, the wheel is
 
 import random
 from collections.abc import Callable
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from message_store import AfterMs, AtMs, DelayStore, ManualClock, Message, Sever
 from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.faults.engines import open_wheel
+from tests.helpers.tiers import by_turns
 from timer_wheel import HierarchicalWheelStore, WheelStore, read_wheel_store
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_file import SLOT, WHEEL_FILE_BYTES
@@ -167,10 +168,10 @@ def test_few_messages_and_no_wheel_file_are_never_early_nor_lost(
         assert 0 <= came[f"K{number}"] - each < max(PRECISIONS_MS)
 
 
-@pytest.mark.parametrize("bit", range(0, 27, 3))
-@pytest.mark.parametrize("number", [0, 7])
-@pytest.mark.parametrize("precision_ms", PRECISIONS_MS)
-@pytest.mark.check
+@pytest.mark.parametrize(
+    ("bit", "number", "precision_ms"),
+    by_turns(product(range(0, 27, 3), [0, 7]), PRECISIONS_MS),
+)
 def test_a_unit_that_is_damaged_does_not_tell_the_precision(
     tmp_path: Path, precision_ms: int, number: int, bit: int
 ) -> None:
