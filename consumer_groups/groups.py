@@ -111,7 +111,7 @@ def consumer_group(
     ...     deliveries = store.advance(receipt.promised_ms)
     ...     billing = consumer_group(store, "billing")
     ...     for message in billing.receive("orders"):
-    ...         billing.ack(message)
+    ...         told = billing.ack(message)
     ...     billing.lag("orders").total
     0
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in its life a message is: pending, delivered, in the hands of a group, or done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from consumer_groups.groups import groups_of
 from consumer_groups.offset_files import QueueKey
@@ -13,6 +13,9 @@ from message_store.interface.delay_store import Receipt
 from message_store.interface.message_life import Event, MessageState, TraceStep
 from message_store.life.by_key import trace_message
 from message_store.life.trace import only_life_of, was_cancelled
+from message_store.reading.consume_queue import UnitArray
+
+LevelUnits = Callable[[int, int], UnitArray]
 
 
 def message_state(
@@ -34,13 +37,26 @@ def message_state(
     """
     with store.lock:
         unique_key = which if isinstance(which, str) else which.unique_key
-        return state_by_steps(store, trace_message(store, unique_key), which, group)
+        steps = trace_message(store, unique_key)
+        return state_by_steps(store, steps, which, group, _level_units_of(store))
+
+
+def _level_units_of(store: GroupStore) -> LevelUnits | None:
+    if (live := store.live) is None:
+        return None
+    return lambda queue_id, at: live.queue(LEVEL_TOPIC, queue_id).units(at, at + 1)
 
 
 def state_by_steps(
-    store: GroupStore, of_key: Sequence[TraceStep], which: Receipt | str, group: str | None = None
+    store: GroupStore,
+    of_key: Sequence[TraceStep],
+    which: Receipt | str,
+    group: str | None = None,
+    level_units: LevelUnits | None = None,
 ) -> MessageState:
-    """The same where all steps of the unique key are known, as in a store that is looked at."""
+    """The same where all steps of the unique key are known, as in a store that is looked at.
+    ``level_units`` gives the entry of a level by queue id and queue offset.
+    """
     with store.lock:
         unique_key = which if isinstance(which, str) else which.unique_key
         steps = of_key
@@ -55,32 +71,38 @@ def state_by_steps(
         for pending in store.pending(unique_key=unique_key):
             if pending.commit_log_offset in places:
                 return MessageState.PENDING
-        return _state_of_past(store, steps, of_key, group)
+        return _state_of_past(store, steps, of_key, group, level_units)
 
 
 def _state_of_past(
-    store: GroupStore, steps: Sequence[TraceStep], of_key: Sequence[TraceStep], group: str | None
+    store: GroupStore,
+    steps: Sequence[TraceStep],
+    of_key: Sequence[TraceStep],
+    group: str | None,
+    level_units: LevelUnits | None,
 ) -> MessageState:
     """The state of a message that is not pending, by its steps and by those of its key."""
     last = [step for step in steps if step.event is not Event.CANCELLED][-1:]
     if not last:  # a cancel is all that is left
         return MessageState.CANCELLED
     if last[0].event not in (Event.DELIVERED, Event.STORED, Event.DEAD):
-        is_known = _was_cancelled(store, of_key, last[0].record)
+        is_known = _was_cancelled(of_key, last[0].record, level_units)
         return MessageState.CANCELLED if is_known else MessageState.UNKNOWN
     if last[0].event is Event.DEAD:
         return MessageState.DEAD
     return _state_in_groups(store, last[0].record, group)
 
 
-def _was_cancelled(store: GroupStore, of_key: Sequence[TraceStep], record: StoredMessage) -> bool:
+def _was_cancelled(
+    of_key: Sequence[TraceStep], record: StoredMessage, level_units: LevelUnits | None
+) -> bool:
     """Whether a record tells that the message of this pending one was cancelled, or the entry of a
     delay level: what is neither may be lost.
     """
-    if store.live is None or record.topic != LEVEL_TOPIC:
+    if level_units is None or record.topic != LEVEL_TOPIC:
         return was_cancelled(of_key, record)
-    at, queue = record.queue_offset, store.live.queue(LEVEL_TOPIC, record.queue_id)
-    return any(0 < size < MAX_NEUTRAL_BYTES for size in queue.units(at, at + 1)["size_bytes"])
+    units = level_units(record.queue_id, record.queue_offset)
+    return any(0 < size < MAX_NEUTRAL_BYTES for size in units["size_bytes"])
 
 
 def _state_in_groups(store: GroupStore, record: StoredMessage, group: str | None) -> MessageState:

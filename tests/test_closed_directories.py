@@ -62,6 +62,7 @@ CASES: dict[str, tuple[int, Words]] = {
     "cancel": (SOURCE, lambda at: (at.closed, HANDLE)),
     "reschedule": (SOURCE, lambda at: (at.closed, HANDLE, "--after", "1s")),
     "trace": (SOURCE, lambda at: (at.closed, "K")),
+    "state": (SOURCE, lambda at: (at.closed, "K")),
     "consume": (SOURCE, lambda at: (at.closed, "t", "--group", "g")),
     "groups": (SOURCE, lambda at: (at.closed,)),
     "dead-letters": (SOURCE, lambda at: (at.closed, "g")),

@@ -28,9 +28,11 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.message_codec import decode_message_at
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.interface.delay_store import Pending
 from message_store.interface.message_life import MessageState
 from message_store.life.trace import trace_directory
+from message_store.reading.consume_queue import UnitArray, read_queue
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import LookedAtTopic
 from migrate.look.pending import PendingFilter, pending_messages
@@ -178,11 +180,16 @@ def look_at_state(
     Nothing is in flight: that only the process knows that has the store. Nothing is written. Raises
     as ``look_at_groups``.
     """
+    queues = StoreRoot(path).consume_queues / LEVEL_TOPIC
+
+    def level_units(queue_id: int, at: int) -> UnitArray:
+        return read_queue(queues / str(queue_id), from_queue_offset=at).slice(at, at + 1).units
+
     with looking_at(StoreRoot(path)) as is_beside:
         for _ in range(_MOST_LOOKS):
             with _groups_of(path, now_ms) as store:
                 steps = trace_directory(path, unique_key)
-                state = state_by_steps(store, steps, unique_key, group)
+                state = state_by_steps(store, steps, unique_key, group, level_units)
             if state is not MessageState.UNKNOWN or not (is_beside and steps):
                 break  # else it may have been delivered between two looks
         return state

@@ -39,7 +39,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     receipt, _ = (store.schedule(Message("orders", b"", unique_key=k), AtMs(OLD_MS)) for k in "AB")
     store.flush()
     with monkeypatch.context() as patch:
-        patch.setattr(LevelStore, "_take_back", _kill)
+        patch.setattr(LevelStore, "_neutralise_waiting", _kill)
         with pytest.raises(_Killed):
             store.reschedule(receipt, AtMs(NEW_MS))
     store.abandon()

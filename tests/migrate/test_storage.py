@@ -259,8 +259,8 @@ def test_no_file_is_read_before_its_writer_has_closed_it(
     asked = attrs.evolve(options, to=engine)
     convert(asked)
     assert opened.read > 20
-    rocksdb = StoreRoot(asked.target).own / "hierarchy"
-    assert [path for path in opened.too_early if not Path(path).is_relative_to(rocksdb)] == []
+    # RocksDB reads its own files on a local disk; the index is no part of what a broker opens.
+    assert [path for path in opened.too_early if Path(path).parent.name != "index"] == []
 
 
 def test_a_reader_beside_a_writer_is_noticed(opened: _Opened, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import attrs
 
 from message_store.base.clock import Clock
 from message_store.base.errors import UnsupportedStoreError
+from message_store.columns.byte_column import int64s
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
@@ -248,6 +249,15 @@ class ReferenceWheelStore(TimerStore):
             is_in_time = (after is None or after <= due_ms) and (before is None or due_ms < before)
             if is_in_time and wanted.passes(message):
                 yield pending_of(message, due_ms, self._size_of(message))
+
+    def _waiting_records(self) -> Iterator[LogDeliveries]:
+        found = [*self._messages()]
+        yield LogDeliveries(
+            self.live,
+            int64s([message.commit_log_offset for message, _ in found]),
+            int64s([self._size_of(message) for message, _ in found]),
+            int64s([due_ms for _, due_ms in found]),
+        )
 
     def _size_of(self, message: StoredMessage) -> int:
         head = self.live.log.head(message.commit_log_offset)

@@ -137,9 +137,11 @@ def test_pending_messages_of_several_places_are_exported(
 ) -> None:
     options = TableOptions(now_ms=T0)
     with named(scattered, *places):
-        assert export_parquet(scattered, tmp_path / "o", options=options).exported == PENDING
+        assert (
+            export_parquet(scattered, tmp_path / "o.parquet", options=options).exported == PENDING
+        )
         with pytest.raises(TargetError, match="lies in the store"):
-            export_parquet(scattered, places[1] / "o", options=options)
+            export_parquet(scattered, places[1] / "o.parquet", options=options)
 
 
 @pytest.mark.spark

@@ -65,7 +65,7 @@ def test_a_broker_does_not_find_it_once_its_unit_is_written(
     slots = [unit.slot_time_ms // 1000 for unit in timer_units(tmp_path / "timerlog")]
     assert len(slots) == 3
     assert slots[1] == slots[2]
-    assert slots[0] < hand_ms // 1000 or step[1] == "save"
+    assert slots[0] <= hand_ms // 1000 or step[1] == "save"
 
 
 ENDS: dict[str, Callable[[WheelStore], None]] = {
@@ -117,15 +117,15 @@ def test_a_broker_that_comes_late_does_not_find_what_was_taken_back_just_before_
     assert look_as_a_broker(tmp_path, START_MS + 60_000).keys == []
 
 
-def test_a_broker_finds_what_was_due_when_stored_and_taken_back_where_nothing_placed_it(
+def test_a_late_broker_does_not_find_what_was_due_when_stored_and_cancelled(
     tmp_path: Path,
 ) -> None:
-    """The limit that docs/ENGINES.md names; our own engine does not deliver it."""
+    """The cancel gave message and marker their units."""
     clock = ManualClock(START_MS + 437)
     store, _ = with_one_recalled(tmp_path, clock)
     store.abandon()
     clock.tick(1_000)
-    assert look_as_a_broker(tmp_path, clock.now_ms()).keys == ["STAYS", "TAKEN"]
+    assert look_as_a_broker(tmp_path, clock.now_ms()).keys == ["STAYS"]
     with WheelStore.open(tmp_path, clock=clock) as store:
         assert [each.message.unique_key for each in store.advance(clock.now_ms())] == ["STAYS"]
     assert look_as_a_broker(tmp_path, clock.now_ms()).keys == []
