@@ -9,6 +9,7 @@ from contextlib import closing
 
 import numpy as np
 
+from message_store.base.errors import PlanError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
@@ -33,7 +34,7 @@ def seal_index(rows: TargetRows, staging: Staging) -> None:
     """Make the index in the staging directory, anew where an earlier try was stopped.
 
     The records are read once more, for their keys. Out times mean slots of the target's precision;
-    later messages are kept to the millisecond. Raises SourceError and TargetError.
+    later messages are kept to the millisecond. Raises SourceError, TargetError and PlanError.
     """
     store, precision_ms = staging.store, rows.settings.precision_ms
     clear(home(store))
@@ -69,7 +70,7 @@ def seal_index(rows: TargetRows, staging: Staging) -> None:
 
 
 def _read_facts(log: SegmentReader, offsets: Int64s, sizes: Int64s) -> TimerFacts:
-    """What the records say, a column each."""
+    """What the records say, a column each. Raises PlanError for one that says nothing."""
     table = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     for chunk in read_chunks(log, offsets, sizes.astype(np.int32)):
         rows = slice(chunk.first, chunk.end)
@@ -79,4 +80,8 @@ def _read_facts(log: SegmentReader, offsets: Int64s, sizes: Int64s) -> TimerFact
         older = NO_OLDER_SLOTS.columns()
         read_timer_records(addresses, sizes[rows], offsets[rows], EXACT_MS, True, *older, part)
         table[:, rows] = part
-    return TimerFacts(table, {}, EXACT_MS)
+    facts = TimerFacts(table, {}, EXACT_MS)
+    if not facts.is_fine.all():
+        place = int(offsets[~facts.is_fine][0])
+        raise PlanError(f"{log.directory}: what was written at {place} cannot be read")
+    return facts

@@ -68,6 +68,7 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
     """
     goes = _what_goes(timers)
     if len(goes):
+        timers.store.sync_log()  # what tells that they are done must outlive them
         _unhang_done(timers, int(goes.slot_time_ms.max()) + timers.precision_ms)
         timers.store.sync_or_break(timers.log.segments.sync)
         timers.files.write_wheel(timers.wheel, timers.log.end)

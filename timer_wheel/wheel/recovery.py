@@ -265,14 +265,17 @@ def first_undone_ms(timers: LiveTimers) -> int:
     of an advance, and not what that delivered or rolled.
     """
     own, hand_ms, log = timers.files.found_own, timers.wheel.hand_ms, timers.store.log
-    if own is None or not own.is_known or own.flushed_hand_ms >= hand_ms:
+    if own is None or not own.is_known:
         return hand_ms
     names = Names.since(log, max(own.names_from, log.min_offset))
-    marks = find_markers(timers, own.flushed_hand_ms)
+    marks = find_markers(timers, 0)
     first_ms = hand_ms
     for rows in timers.log.all_units():
-        passed = (rows.slot_time_ms >= own.flushed_hand_ms) & (rows.slot_time_ms < hand_ms)
-        rows = rows.rows(passed & ~rows.is_marker)
+        # What was due when it was stored has its unit behind the hand of then.
+        is_since = (rows.slot_time_ms >= own.flushed_hand_ms) | (
+            rows.position >= own.flushed_position
+        )
+        rows = rows.rows(is_since & (rows.slot_time_ms < hand_ms) & ~rows.is_marker)
         facts, offsets = timers.facts(rows, keys=True), rows.commit_log_offset
         is_done = names.are_done(offsets, facts.lineages(offsets)) | marks.take_away(offsets, facts)
         undone = rows.slot_time_ms[facts.is_fine & ~is_done]
