@@ -201,12 +201,13 @@ class RandomRun:
         """The process is gone, and perhaps the power with it."""
         assert self._strike is not None
         self.world.say(f"  {self._strike.fault}")
+        was_open = self.world.is_open
         if self._strike.fault in POWER:
             self.world.power_lost(rng, any_order=self._strike.fault == "reordered")
             self.world.look_as_a_broker(is_power_cut=True)
         else:
             self.world.killed()
-            self.world.look_as_a_broker()
+            self.world.look_as_a_broker(was_open=was_open)
 
     def _reopen(self, rng: random.Random) -> None:
         """Somebody opens what was left, whom another fault may strike."""

@@ -391,10 +391,11 @@ class World:
             if found.pending != len(own):
                 self.require([f"inspect counts {found.pending} pending messages, not {len(own)}"])
 
-    def look_as_a_broker(self, *, is_power_cut: bool = False) -> None:
+    def look_as_a_broker(self, *, is_power_cut: bool = False, was_open: bool = True) -> None:
         """A broker that takes the wheel over finds all that is pending, and nothing cancelled, not
         even if it starts late. After a loss of power it believes the hand, which may be on the
-        disk, while what was delivered or rolled by it is not.
+        disk, while what was delivered or rolled by it is not. An opening that was stopped has cut
+        units off that it would have made again.
         """
         queue = self.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
         is_a_broker_s = self.owner.engine == "wheel" and self.is_ours_alone and queue.exists()
@@ -413,7 +414,7 @@ class World:
         lives = self.account.lives
         cancelled = {life.name for life in lives if life.may == {CANCELLED}}
         cancelled -= {life.name for life in lives if life.may != {CANCELLED}}
-        if is_power_cut:  # which may take the marker's unit, and leave its entry
+        if is_power_cut or not was_open:  # the marker may have an entry and no unit
             cancelled.clear()
         found = {*view.keys, *look(self.clock.now_ms() + _LATE_MS).keys} if cancelled else set()
         self.require([f"cancelled, a broker delivers it: {name}" for name in cancelled & found])
