@@ -234,10 +234,17 @@ class Search:
         )
 
     def waiting(self) -> list[Target]:
-        """The messages that are pending, one for each marker that is needed to take all of them."""
+        """The messages that are pending, one for each marker that is needed to take all of them.
+        What is known of a width may be a multiple of it; that is thought of where nothing is named
+        by the width itself.
+        """
         found: dict[RecallKey, Target] = {}
-        for rows in self._pending():
-            found |= {target.recall_key: target for target in self._among(rows)}
+        for is_exact in (True, False):
+            for rows in self._pending():
+                among = self._among(rows, is_exact=is_exact)
+                found |= {target.recall_key: target for target in among}
+            if found:
+                break
         return list(found.values())
 
     def count_alike(self, target: Target) -> int:
@@ -302,14 +309,14 @@ class Search:
                 break
             first += len(rows)
 
-    def _among(self, rows: TimerRows) -> Iterator[Target]:
+    def _among(self, rows: TimerRows, *, is_exact: bool) -> Iterator[Target]:
         """The messages of the handle among these rows that no marker takes yet."""
         may_be = may_be_of_topic(rows.table[TOPIC_HASH], self._topic_hash)
         rows = rows.rows(may_be & ~rows.is_marker)
         if not len(rows):
             return
         facts = self._timers.facts(rows, keys=True)
-        is_live = self._is_named(rows, facts, self._widths_ms(rows, facts))
+        is_live = self._is_named(rows, facts, self._widths_ms(rows, facts), is_exact=is_exact)
         is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         first_offsets = facts.first_offsets(rows.commit_log_offset)
         for row in np.flatnonzero(is_live).tolist():
@@ -325,7 +332,9 @@ class Search:
         first_offsets = facts.first_offsets(rows.commit_log_offset)
         return self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
 
-    def _is_named(self, rows: TimerRows, facts: TimerFacts, widths_ms: Int64s) -> Bools:
+    def _is_named(
+        self, rows: TimerRows, facts: TimerFacts, widths_ms: Int64s, *, is_exact: bool = False
+    ) -> Bools:
         """Which rows the handle or the receipt names: by time, topic, key and first record. A
         broker's handle says the millisecond after the out time, ours the promise in slots of its
         day, which were as wide as this.
@@ -334,7 +343,10 @@ class Search:
         is_named = np.zeros(len(rows), bool)
         may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
         first_offsets = facts.first_offsets(rows.commit_log_offset)
-        may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms, widths_ms)
+        if is_exact:
+            may_be |= facts.stored_out_ms + widths_ms == handle.due_ms
+        else:
+            may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms, widths_ms)
         may_be &= facts.is_fine
         if self._first_offset is not None:
             is_it = (first_offsets == self._first_offset) | (first_offsets < 0)
