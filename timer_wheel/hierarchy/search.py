@@ -64,16 +64,25 @@ class Entry:
         return marks.takes(self.recall_key, self.first_offset)
 
     def is_named_by(
-        self, handle: RecallHandle, first_offset: int | None, widths_ms: Int64s
+        self,
+        handle: RecallHandle,
+        first_offset: int | None,
+        widths_ms: Int64s,
+        *,
+        is_exact: bool = False,
     ) -> bool:
         """Whether a handle, or a receipt, names it: by time, topic and key, and by first record.
 
         A handle that a broker gave says the millisecond after the out time, ours the promise, as
-        that was for slots of the width when it was given (``widths_ms``, one element).
+        that was for slots of the width when it was given (``widths_ms``, one element), or of one
+        that this is a multiple of.
         """
         out_ms = self.facts.stored_out_ms
         time_fits = handle.due_ms in (self.due_ms, int(out_ms[0]) + 1)
-        time_fits |= bool(may_be_promised(out_ms, handle.due_ms, widths_ms)[0])
+        if is_exact:
+            time_fits |= bool(out_ms[0] + widths_ms[0] == handle.due_ms)
+        else:
+            time_fits |= bool(may_be_promised(out_ms, handle.due_ms, widths_ms)[0])
         is_it = time_fits and self.message.real_topic == handle.topic
         if first_offset is None:
             return is_it
@@ -130,17 +139,23 @@ class Named:
     def by(cls, index: TimerIndex, handle: RecallHandle, first_offset: int | None) -> "Named":
         """Look for them by their unique key."""
         known = list(entries(index, handle.unique_key))
-        named = [
-            each
-            for each in known
-            if each.is_named_by(handle, first_offset, _widths_ms(index, each))
-        ]
+        live = [each for each in known if not each.is_taken(index.marks) and waits(index, each)]
+        named: list[Entry] = []
+        for is_exact in (True, False):
+            named = [
+                each
+                for each in known
+                if each.is_named_by(
+                    handle, first_offset, _widths_ms(index, each), is_exact=is_exact
+                )
+            ]
+            if any(each in named for each in live):
+                break  # else what is known of a width may be a multiple of it
         if not named:
             # While one waits for its slot's end the width is not changed; of what is over nobody
             # wrote it down.
             over = [each for each in known if not waits(index, each)]
             named = [each for each in over if each.is_named_by(handle, first_offset, _ANY_MS)]
-        live = [each for each in known if not each.is_taken(index.marks) and waits(index, each)]
         is_receipt = first_offset is not None
         targets = {
             each.recall_key: Target(

@@ -135,6 +135,16 @@ def test_a_handle_takes_no_later_message_from_before_narrower_slots(tmp_path: Pa
         assert [each.commit_log_offset for each in store.pending()] == [kept.commit_log_offset]
 
 
+def test_a_handle_of_a_hierarchy_takes_no_later_message_from_before(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    with open_with(tmp_path, clock, 500) as store:
+        kept = store.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + 1_715))
+    with HierarchicalWheelStore.open(tmp_path, clock=clock, precision_ms=1) as store:
+        taken = store.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + 1_600))
+        assert store.cancel(taken.handle) is Cancellation.CANCELLED
+        assert [each.commit_log_offset for each in store.pending()] == [kept.commit_log_offset]
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("widths_ms", WIDTHS)
 def test_what_was_taken_back_stays_so_and_nothing_beside_it(
