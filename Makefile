@@ -24,7 +24,7 @@ demo: $(INSTALLED) java  ## convert the small real store that ships with the pro
 	$(BIN)/delaywheel demo
 	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
-test: $(INSTALLED) java broker watchers  ## run the tests of the first tier, five minutes (tests/README.md)
+test: $(INSTALLED) java broker watchers  ## run the tests of the first tier, seven minutes (tests/README.md)
 	$(PYTEST) --tier test $(FEW) $(PYTEST_MORE)
 
 check: $(INSTALLED) java broker watchers  ## run what every commit has to pass beside `make test`
