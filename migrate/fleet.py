@@ -167,13 +167,15 @@ class Fleet:
             InheritableThread(partial(context.copy().run, work, end), session=spark, daemon=True)
             for end in ended
         ]
+        begun = []
         try:
             for thread in threads:
-                thread.start()
+                thread.start()  # refuses where the session was stopped
+                begun.append(thread)
             wait(ended, return_when=FIRST_EXCEPTION)
         finally:
             shares.end()
-            for thread in threads:
+            for thread in begun:
                 thread.join()
         for error in (end.exception() for end in ended):
             if error is not None and not isinstance(error, _OverError):

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from legacy_levels.backlog.queues import estimate_backlog
@@ -161,6 +162,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[Converting], None]:
     """No store is small, and three threads convert them, here: Spark has no part in how they share
     the cores. Given is what is called before each of them.
     """
+    monkeypatch.setattr(SparkContext, "_gateway", None)  # one that an earlier test stopped
     monkeypatch.setattr(Fleet, "_convert_small", lambda *_: True)
     monkeypatch.setattr(fleet_module, "has_ended", lambda _spark: False)
     monkeypatch.setattr(fleet_module, "own_core_count", lambda: 3)
