@@ -36,8 +36,12 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def parallel_map(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+def parallel_map(
+    work: Callable[[Item], Answer], items: Iterable[Item], threads: int | None = None
+) -> list[Answer]:
     """The answers for all items, in their order, one thread a core; the first error is raised.
+
+    Work that waits for the disk names a number of ``threads``, which it gets on one core as well.
 
     One behind another where one thread does all, or there may be no more threads, as when the main
     one has ended: to start a thread takes as long as the work on a small store. Threads see the
@@ -47,18 +51,20 @@ def parallel_map(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
     [1, 3]
     """
     items = list(items)
-    if min(len(items), core_count()) < 2 or _has_one_core.get():
+    if threads is None:
+        threads = 1 if _has_one_core.get() else core_count()
+    if min(len(items), threads) < 2:
         return list(map(work, items))
 
     def work_in(context: Context, item: Item) -> Answer:
         return context.run(work, item)
 
     contexts = [copy_context() for _ in items]  # one a thread at a time: none enters it twice
-    with ThreadPoolExecutor(core_count(), "parallel-map") as threads:
+    with ThreadPoolExecutor(threads, "parallel-map") as pool:
         try:
-            answers = threads.map(work_in, contexts, items)
+            answers = pool.map(work_in, contexts, items)
         except RuntimeError:
-            threads.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
         else:
             return list(answers)
     return list(map(work, items))

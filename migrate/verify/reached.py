@@ -26,9 +26,19 @@ Indexes = NDArray[np.int64] | range
 _SPARE_STEPS = 1 << 16
 
 
-@kernel("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1])")
+@kernel(
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int64[::1], int64[::1], uint8[::1], int32[::1])"
+)
 def _walk(
-    last: Any, previous: Any, units: Any, slots: Any, steps: Any, first: Any, broken: Any
+    last: Any,
+    previous: Any,
+    units: Any,
+    slots: Any,
+    steps: Any,
+    first: Any,
+    broken: Any,
+    visits: Any,
 ) -> int:
     done = 0
     for slot in range(len(last)):
@@ -42,6 +52,7 @@ def _walk(
             slots[done] = slot
             done += 1
             steps[slot] += 1
+            visits[unit] += 1
             first[slot] = unit
             before = previous[unit]
             if before >= unit:
@@ -57,7 +68,8 @@ class Walk:
 
     ``units[i]`` was reached from ``slots[i]``; a unit that two chains lead to is there twice. For
     each slot: ``steps`` taken, the ``first`` unit (the last one reached), and whether the chain was
-    ``broken``: it leads to no unit, or not backwards, or all chains together have no end.
+    ``broken``: it leads to no unit, or not backwards, or all chains together have no end. For each
+    unit, how often it was reached: ``visits``.
     """
 
     units: NDArray[np.int64]
@@ -65,6 +77,7 @@ class Walk:
     steps: NDArray[np.int64]
     first: NDArray[np.int64]
     broken: NDArray[np.bool_]
+    visits: NDArray[np.int32]
 
 
 def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
@@ -78,6 +91,7 @@ def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
     units, slots = new_array(room, np.int64), new_array(room, np.int64)
     steps, first = np.zeros(len(last), np.int64), np.full(len(last), NOWHERE, np.int64)
     broken = np.zeros(len(last), np.uint8)
+    visits = zero_array(len(previous), np.int32)
     done = _walk(
         np.ascontiguousarray(last),
         np.ascontiguousarray(previous),
@@ -86,8 +100,9 @@ def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
         steps,
         first,
         broken,
+        visits,
     )
-    return Walk(units[:done], slots[:done], steps, first, broken.astype(bool))
+    return Walk(units[:done], slots[:done], steps, first, broken.astype(bool), visits)
 
 
 def reached_entries(
@@ -102,13 +117,14 @@ def reached_entries(
     numbers = _queue_numbers(offsets, reached, queue)
     entries = zero_array(len(slots), TARGET_ENTRY.dtype)
     for rows in row_blocks(len(slots)):
-        block, there = entries[rows], units.units[_picked(reached, rows)]
+        block = entries[rows]
+        there = units.units[rows if isinstance(reached, range) else reached[rows]]
         block["commit_log_offset"] = there["commit_log_offset"]
         block["size_bytes"] = there["record_size_bytes"]
         block["flags"] = there["magic"]
         block["slot_time_ms"] = slot_times_ms[slots[rows]]
         block["topic_hash"] = there["topic_hash"]
-        fill_from_queue(block, np.asarray(_picked(numbers, rows)), queue)
+        fill_from_queue(block, _picked(numbers, rows), queue)
     return entries
 
 
@@ -118,7 +134,10 @@ def fill_from_queue(
     """Fill in what the queue entries of these numbers say of rows of TARGET_ENTRY; -1: no entry."""
     entries["queue_offset"] = numbers
     is_known = numbers >= 0
-    entries["tags_code"][is_known] = queue.units["tags_code"][numbers[is_known]]
+    if is_known.all():
+        entries["tags_code"] = queue.units["tags_code"][numbers]
+    else:
+        entries["tags_code"][is_known] = queue.units["tags_code"][numbers[is_known]]
 
 
 def _picked(indexes: Indexes, rows: slice) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
-from message_store.files.array_room import new_array, row_blocks, zero_array
+from message_store.files.array_room import new_array, row_blocks
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
@@ -321,14 +321,16 @@ def _walk_problems(walk: Walk, slots: _Slots, units: TimerUnits) -> Iterator[Pro
         WHEEL, "the slot of", len(names), lambda some: some_of(tests, some), names
     )
 
+    times_ms = new_array(len(units), np.int64)
+    for some in row_blocks(len(units)):
+        times_ms[some] = slot_time_ms(units.units[some])
+
     def steps(rows: slice) -> dict[str, NDArray[np.bool_]]:
-        times_ms = slot_time_ms(units.units[walk.units[rows]])
-        elsewhere = times_ms != slots.times_ms[walk.slots[rows]]
+        elsewhere = times_ms[walk.units[rows]] != slots.times_ms[walk.slots[rows]]
         return {"it is chained to a slot of another time": elsewhere}
 
     yield from each_problem(TIMER_LOG, "unit", len(walk.units), steps, walk.units)
-    visits = zero_array(len(units), np.int32)
-    np.add.at(visits, walk.units, 1)
+    visits = walk.visits
     yield from each_problem(
         TIMER_LOG,
         "unit",
