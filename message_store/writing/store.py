@@ -215,10 +215,10 @@ class LiveStore:
 
     def write_topics(self) -> None:
         """Put the topics to be remembered into topics.json. Raises TargetError."""
-        if not self._topics:
-            return
         with self.reading():
             topics = dict(self._topics)
+        if not topics:
+            return
         with self._writing_small_files:
             if not self.is_closed:  # by another thread, which has written them then
                 merge_topics(self.root, topics, self.dialect)
@@ -383,7 +383,8 @@ class LiveStore:
                 with self._writing_small_files:
                     if not self.is_closed:
                         self._log_end_note.put(end)
-                self.write_topics()
+                if self._topics:
+                    self.write_topics()
             else:
                 self._all_written = now  # from here on ``flush_all_next`` is for the next
                 try:
