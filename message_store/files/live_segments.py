@@ -399,12 +399,10 @@ class LiveSegments:
         Data that another thread is still syncing counts as not synced. Raises TargetError when a
         file cannot be opened.
         """
-        note = (set(self._dirty), set(self._unsynced_names))
+        note, self._dirty, self._unsynced_names = (self._dirty, self._unsynced_names), set(), set()
         for starts, names in tuple(self._being_synced):  # whoever is done leaves without a lock
             note[0].update(starts)
             note[1].update(names)
-        self._dirty.clear()
-        self._unsynced_names.clear()
         self._being_synced.append(note)
         files = sorted(note[0].intersection(self.starts))
         try:

@@ -262,7 +262,7 @@ class LogEndNote:
             return
         if self._file is None:
             self._file = InPlaceFile(self._root.own / LOG_END_NAME)
-        self._file.write(LOG_END.encode(log_end=log_end, complement=~log_end))
+        self._file.write(LOG_END.packer.pack(log_end, ~log_end))
         self._end = log_end
 
     @staticmethod

