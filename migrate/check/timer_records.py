@@ -58,6 +58,11 @@ BAD_TOPIC = error(
     " client finds them",
     "see who sends to such a topic",
 )
+NO_BODY = error(
+    "timer-no-body",
+    "a 5.x broker refuses to store them when they are due, or roll, and drops them",
+    "see who writes such records: clients refuse to send them",
+)
 DELAY_LEFT = error(
     "timer-delay-left",
     "when they are due a broker delays them once more, by that level; one that rolls is queued"
@@ -105,6 +110,7 @@ PROPERTIES_FULL = error(
 _RULE_OF = {
     TimerFault.NO_DESTINATION: NO_DESTINATION,
     TimerFault.BAD_TOPIC: BAD_TOPIC,
+    TimerFault.NO_BODY: NO_BODY,
     TimerFault.DELAY: DELAY_LEFT,
     TimerFault.DELETES: DELETES,
     TimerFault.TRANSACTION: TRANSACTION,
@@ -160,7 +166,7 @@ class _TimerRecords(RecordWalk):
         unusual |= batch.properties_text.lengths > PROPERTIES_MAX_BYTES - DELIVERY_GROWTH_BYTES
         unusual |= table.size_bytes[rows] > self.read_bytes
         unusual |= batch.property(names.TIMER_DELETE_UNIQUE_KEY).lengths > 0
-        unusual |= equals(batch.body, MARKER_BODY)
+        unusual |= equals(batch.body, MARKER_BODY) | (batch.body.lengths == 0)
         unusual |= ~np.isin(batch.sys_flag & SYS_TRANSACTION_MASK, (0, SYS_COMMIT))
         unusual |= (batch.born_ip.lengths > IPV4_BYTES) | (batch.store_ip.lengths > IPV4_BYTES)
         unusual |= undeliverable(batch.property(names.REAL_TOPIC))

@@ -91,6 +91,16 @@ def disguised(builder: WheelStoreBuilder) -> None:
     builder.place(number, SOON_MS + 5000)
 
 
+def bodiless(builder: WheelStoreBuilder) -> None:
+    """The second message has no body."""
+    offset = builder.queue[1].commit_log_offset
+    whole = decode_message_at(builder.records[offset])
+    text = whole.properties_text.replace(b"K1", b"K1body")
+    builder.records[offset] = encode_message(
+        attrs.evolve(whole, properties_text=text, body=b"", body_crc=0)
+    )
+
+
 def recalled(builder: WheelStoreBuilder) -> None:
     """Message 1 was recalled in the form of 5.3.2."""
     builder.place(builder.put(SOON_MS + 1000, deletes="TopicA+K1"), SOON_MS + 1000, flags=5)
@@ -236,6 +246,7 @@ CASES = [
         says="no REAL_TOPIC",
     ),
     Case(code="timer-bad-topic", make=wheel(changed_bytes(b"TopicA", b"Topi/A")), says="Topi/A"),
+    Case(code="timer-no-body", make=wheel(bodiless), says="1 record: timer log 52"),
     Case(
         code="timer-delay-left",
         make=wheel(changed_bytes(b"UNIQ_KEY\x01K1", b"DELAY\x0100005")),
