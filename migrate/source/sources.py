@@ -78,8 +78,8 @@ def waiting_in_wheel(source: StoreRoot) -> int:
 
     Counts what the wheel had not delivered when its hand last moved. The store may be older than a
     wheel is long, and a broker that starts today would no longer reach all of it. A queue that was
-    in RocksDB may be lost where the wheel is not. Raises SourceError where the checkpoint of the
-    wheel is damaged: it may say that nothing waits.
+    in RocksDB may be lost where the wheel is not. A unit that no link leads to counts. Raises
+    SourceError where the checkpoint of the wheel is damaged: it may say that nothing waits.
     """
     may_be_lost = queue_database(source.path) is not None and is_present(source.timer_wheel)
     if not is_directory(source.timer_queue()) and not may_be_lost:
@@ -94,7 +94,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )
-    return len(wheel.pending)
+    return len(wheel.pending) + wheel.unlinked_count
 
 
 def _require_empty_time_index(source: StoreRoot) -> None:
