@@ -204,7 +204,9 @@ class _TimerRecords(RecordWalk):
     def _recalls(self) -> NDArray[np.int64]:
         """The records of the timer queue whose entries have the tags of a delete marker."""
         queue = read_queue(self.snapshot.root.timer_queue())
-        return queue.commit_log_offset[queue.tags_code == string_hash(MARKER_TAGS)]
+        is_recall = queue.tags_code == string_hash(MARKER_TAGS)
+        recalls: NDArray[np.int64] = queue.commit_log_offset[is_recall]
+        return recalls
 
     def _of_time(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
         text = message.properties.get(names.TIMER_OUT_MS)

@@ -50,6 +50,7 @@ from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.record_reader import GONE, NO_RECORD, entry_kinds
 from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.log_file import SourceShare
+from migrate.write.rewrite import RewriteLimits
 from time_index.reading import pending_in_time_index
 from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -417,13 +418,15 @@ class SourceSet:
 
     def topics(self, without: Sequence[int]) -> tuple[list[dict[str, int]], NDArray[np.int64]]:
         """What is chosen of each source by real topic, but for some rows of all; and the rows whose
-        records do not tell theirs. Reads every record.
+        records cannot be converted. Reads every record.
         """
         counts, unknown = [], []
+        settings = self._each[0].options.settings
+        limits = RewriteLimits(settings.record_max_bytes, settings.commit_log_file_bytes)
         chosen = self.chosen.copy()
         chosen[np.array(without, np.int64)] = False
         for source, (first, end) in zip(self._each, self.entries.spans, strict=True):
-            named, rows = count_topics(source.root, source.backlog, chosen[first:end])
+            named, rows = count_topics(source.root, source.backlog, chosen[first:end], limits)
             counts.append(named)
             unknown.append(first + rows)
         return counts, np.concatenate(unknown)
