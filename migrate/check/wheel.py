@@ -49,7 +49,7 @@ LINK_BROKEN = error(
     "timer-link-broken",
     "a broker finds a slot's messages by the links between their units: these are lost",
     "open the store with WheelStore, which puts most links right, and close it. If that does not"
-    " help, move timerlog/ away and do so again: all is placed again from the queue",
+    " help, move timerlog/ away before: everything is then placed from the queue",
 )
 UNIT_EXPIRED = error(
     "timer-expired",
