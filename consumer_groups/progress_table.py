@@ -162,7 +162,8 @@ class ProgressTable:
 
     def _given_back(self, key: QueueKey, begun: dict[int, GivenBack]) -> dict[int, GivenBack]:
         """The messages, by queue offset, whose retry or dead letter was stored, though a kill came
-        before the acknowledgement. Each topic is looked through once, however many there are.
+        before the acknowledgement. Each topic is looked through once, however many there are. A
+        broker's copy of an older retry may count too: the group is yet to receive that one.
         """
         wanted: dict[str, dict[str | None, list[int]]] = defaultdict(lambda: defaultdict(list))
         messages = {}

@@ -167,7 +167,7 @@ def check_request(*members: ConvertOptions) -> None:
 
 def plan_conversion(*members: ConvertOptions, progress: Progress = no_progress) -> ConversionPlan:
     """What a conversion of these sources would do; leaves nothing. Every record is read once, to
-    count topics and find records without any. Raises what ``convert`` raises before it writes.
+    count topics and find bad records. Raises what ``convert`` raises before it writes.
     """
     if len(members) > 1:
         require_mergeable(members)
@@ -247,7 +247,7 @@ class _Conversion:
                 **self.corrections.bad,
             }
             topics, nameless = self.sources.topics([*bad])
-            bad |= dict.fromkeys(nameless.tolist(), "cannot be read; the conversion would say why")
+            bad |= dict.fromkeys(nameless.tolist(), "the conversion would say why")
             self._make_plan(attrs.evolve(self.corrections, bad=bad))
             self.shares = _unwritten(self.plan, topics)
             self.rows = TargetRows.expected(self.plan)

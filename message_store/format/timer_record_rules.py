@@ -3,8 +3,8 @@
 
 A record that breaks a rule stops a stock broker's wheel for ever, or is lost when it is due. All
 code that writes such records keeps these rules: conversions, tables, engines and restored records;
-their kernels accept nothing that is refused here. ``check`` looks for records of others that break
-them.
+their kernels accept nothing that is refused here. Engines alone take a message without a body,
+which they deliver themselves. ``check`` looks for records of others that break the rules.
 """
 
 from collections.abc import Iterator
@@ -34,6 +34,7 @@ class TimerFault(Enum):
 
     NO_DESTINATION = "nobody knows where to deliver it"
     BAD_TOPIC = "its real topic takes no messages"
+    NO_BODY = "no 5.x broker delivers it"
     DELAY = "it would be delayed again by a level"
     NO_OUT_MS = "it has no time"
     DELETES = "it is no delete marker and says whom it deletes"
@@ -52,6 +53,8 @@ def timer_record_faults(
     """
     values = message.properties
     yield from _destination_faults(values.get(names.REAL_TOPIC), values.get(names.REAL_QUEUE_ID))
+    if not message.body:  # RocketMQ: HookUtils#checkBeforePutMessage, "message body is null"
+        yield TimerFault.NO_BODY, "no body"
     if names.DELAY in values:
         yield TimerFault.DELAY, f"{names.DELAY}={values[names.DELAY][:32]}"
     out_ms = values.get(names.TIMER_OUT_MS)

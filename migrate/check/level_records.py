@@ -60,6 +60,12 @@ BAD_TOPIC = error(
     " them where no client finds them",
     _ASIDE,
 )
+NO_BODY = warning(
+    "record-no-body",
+    "4.9 delivers them; 5.x refuses to store them when they are due, tries again for ever, and its"
+    " level stands still",
+    f"let 4.9 deliver them before an upgrade. {_ASIDE}",
+)
 TOO_LARGE = error(
     "record-too-large",
     "a broker refuses to store them when they are due, tries again for ever, and its level stands"
@@ -180,6 +186,7 @@ class _LevelRecords(RecordWalk):
         unusual |= ~are_plain_numbers(batch.property(names.REAL_QUEUE_ID))
         for name in TIMER_NAMES:
             unusual |= batch.property(name).lengths > 0
+        unusual |= batch.body.lengths == 0
         unusual |= table.size_bytes[rows] > min(self.max_bytes, self.wheel_bytes or INT_MAX) - 256
         unusual |= undeliverable(batch.property(names.REAL_TOPIC))
         return np.asarray(unusual)
@@ -204,6 +211,8 @@ class _LevelRecords(RecordWalk):
             yield BAD_TOPIC, repr(topic[:64])
         if (problem := queue_problem(values.get(names.REAL_QUEUE_ID))) is not None:
             yield NO_DESTINATION, problem
+        if not message.body:
+            yield NO_BODY, "no body"
         yield from self._of_size(message, size, level, topic or "")
         yield from _of_delay(values.get(names.DELAY), level)
         timers = [name for name in TIMER_NAMES if name in values]

@@ -2,6 +2,7 @@
 """Records of pending messages on the wheel that a broker does not find, or delivers wrongly."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError
 from message_store.columns.message_batch import StoredBatch
 from message_store.format import properties as names
-from message_store.format.java_numbers import parse_long
+from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.record_layout import (
     IPV4_BYTES,
@@ -21,13 +22,14 @@ from message_store.format.record_layout import (
 from message_store.format.timer_record_rules import TimerFault, timer_record_faults
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, warning
+from message_store.reading.consume_queue import read_queue
 from migrate.check.delete_markers import MARKER_DAMAGED
 from migrate.check.record_walk import RecordWalk, Tally, largest_record_bytes, undeliverable
 from migrate.check.snapshot import StoreSnapshot
 from migrate.look.pending import plain_times
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.delete_markers import MARKER_BODY, SlotWidths, is_of_cancel
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS, SlotWidths, is_of_cancel
 from timer_wheel.reading.state import WheelState
 
 _AGAIN = "convert the source again, or take the store from a backup"
@@ -57,6 +59,11 @@ BAD_TOPIC = error(
     "a broker refuses to store them when they are due, and drops them; or it stores them where no"
     " client finds them",
     "see who sends to such a topic",
+)
+NO_BODY = error(
+    "timer-no-body",
+    "a 5.x broker refuses to store them when they are due, or roll, and drops them",
+    "see who writes such records: clients refuse to send them",
 )
 DELAY_LEFT = error(
     "timer-delay-left",
@@ -105,6 +112,7 @@ PROPERTIES_FULL = error(
 _RULE_OF = {
     TimerFault.NO_DESTINATION: NO_DESTINATION,
     TimerFault.BAD_TOPIC: BAD_TOPIC,
+    TimerFault.NO_BODY: NO_BODY,
     TimerFault.DELAY: DELAY_LEFT,
     TimerFault.DELETES: DELETES,
     TimerFault.TRANSACTION: TRANSACTION,
@@ -160,7 +168,7 @@ class _TimerRecords(RecordWalk):
         unusual |= batch.properties_text.lengths > PROPERTIES_MAX_BYTES - DELIVERY_GROWTH_BYTES
         unusual |= table.size_bytes[rows] > self.read_bytes
         unusual |= batch.property(names.TIMER_DELETE_UNIQUE_KEY).lengths > 0
-        unusual |= equals(batch.body, MARKER_BODY)
+        unusual |= equals(batch.body, MARKER_BODY) | (batch.body.lengths == 0)
         unusual |= ~np.isin(batch.sys_flag & SYS_TRANSACTION_MASK, (0, SYS_COMMIT))
         unusual |= (batch.born_ip.lengths > IPV4_BYTES) | (batch.store_ip.lengths > IPV4_BYTES)
         unusual |= undeliverable(batch.property(names.REAL_TOPIC))
@@ -180,9 +188,25 @@ class _TimerRecords(RecordWalk):
         for fault, what in timer_record_faults(message, size_bytes, self.read_bytes):
             if fault is not TimerFault.NO_OUT_MS:  # a broker takes any number: see _of_time
                 yield _RULE_OF[fault], what
-        if is_of_cancel(message) and names.TIMER_DELETE_UNIQUE_KEY not in message.properties:
+        if self._is_of_cancel(message) and names.TIMER_DELETE_UNIQUE_KEY not in message.properties:
             yield MARKER_DAMAGED, "a delete marker that names no message"
         yield from self._of_time(message, row)
+
+    def _is_of_cancel(self, message: StoredMessage) -> bool:
+        """Whether a record is, or once was, a delete marker. One of a broker that lost its tags too
+        looks like a message "0", also to an engine; its queue entry still has the tags' hash.
+        """
+        if message.body != MARKER_BODY or is_of_cancel(message):
+            return is_of_cancel(message)
+        return message.commit_log_offset in self._recalls
+
+    @cached_property
+    def _recalls(self) -> NDArray[np.int64]:
+        """The records of the timer queue whose entries have the tags of a delete marker."""
+        queue = read_queue(self.snapshot.root.timer_queue())
+        is_recall = queue.tags_code == string_hash(MARKER_TAGS)
+        recalls: NDArray[np.int64] = queue.commit_log_offset[is_recall]
+        return recalls
 
     def _of_time(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
         text = message.properties.get(names.TIMER_OUT_MS)

@@ -48,8 +48,8 @@ SLOT_NOWHERE = error(
 LINK_BROKEN = error(
     "timer-link-broken",
     "a broker finds a slot's messages by the links between their units: these are lost",
-    "open the store with WheelStore, which puts links right, and close it; or take the timer log"
-    " from a backup",
+    "open the store with WheelStore, which puts most links right, and close it. If that does not"
+    " help, move timerlog/ away before: everything is then placed from the queue",
 )
 UNIT_EXPIRED = error(
     "timer-expired",
@@ -191,23 +191,13 @@ def _slots(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     if snapshot.is_running:  # a second reading sees a later moment
         return
     whole = state if is_read_whole else snapshot.read_wheel(whole_log=True)
-    if not snapshot.is_dirty:  # else what was dealt with is left out
-        yield from _links(snapshot, files, whole)
+    if whole.unlinked_count:
+        problem = counted(whole.unlinked_count, "unit is", "units are")
+        yield LINK_BROKEN.at("timerlog", f"{problem} in slots to come, and no link leads there")
     lost = np.setdiff1d(_places(whole), _places(state))
     if len(lost):
         problem = counted(len(lost), "message is", "messages are")
         yield WHEEL_STALE.at("timerwheel", f"{problem} in the timer log, and no slot leads there")
-
-
-def _links(snapshot: StoreSnapshot, files: WheelFiles, whole: WheelState) -> Iterator[Finding]:
-    """Units of slots to come that are in no chain."""
-    offsets = files.units.units["commit_log_offset"].astype(np.int64)
-    is_ahead = files.units.slot_time_ms >= whole.read_time_ms
-    is_ahead &= offsets >= snapshot.log.min_offset
-    unreached = np.setdiff1d(offsets[is_ahead], _places(whole))
-    if len(unreached):
-        problem = counted(len(unreached), "unit is", "units are")
-        yield LINK_BROKEN.at("timerlog", f"{problem} in slots to come, and no link leads there")
 
 
 def _places(state: WheelState) -> NDArray[np.int64]:

@@ -317,7 +317,7 @@ def _find_runs(record: int, size: int, facts: int) -> bool:
     if room < 0 or not _has_usual_hosts(record, born_extra, store_extra):
         return False
     body_length = load_i32(record + head_bytes)
-    if body_length < 0 or body_length > room:
+    if body_length <= 0 or body_length > room:  # without a body it goes nowhere
         return False
     body = record + head_bytes + _BODY_LENGTH
     topic = body + body_length + _TOPIC_LENGTH

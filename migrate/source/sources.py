@@ -50,6 +50,7 @@ from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.record_reader import GONE, NO_RECORD, entry_kinds
 from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.log_file import SourceShare
+from migrate.write.rewrite import RewriteLimits
 from time_index.reading import pending_in_time_index
 from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -78,8 +79,8 @@ def waiting_in_wheel(source: StoreRoot) -> int:
 
     Counts what the wheel had not delivered when its hand last moved. The store may be older than a
     wheel is long, and a broker that starts today would no longer reach all of it. A queue that was
-    in RocksDB may be lost where the wheel is not. Raises SourceError where the checkpoint of the
-    wheel is damaged: it may say that nothing waits.
+    in RocksDB may be lost where the wheel is not. A unit that no link leads to counts. Raises
+    SourceError where the checkpoint of the wheel is damaged: it may say that nothing waits.
     """
     may_be_lost = queue_database(source.path) is not None and is_present(source.timer_wheel)
     if not is_directory(source.timer_queue()) and not may_be_lost:
@@ -94,7 +95,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )
-    return len(wheel.pending)
+    return len(wheel.pending) + wheel.unlinked_count
 
 
 def _require_empty_time_index(source: StoreRoot) -> None:
@@ -417,13 +418,15 @@ class SourceSet:
 
     def topics(self, without: Sequence[int]) -> tuple[list[dict[str, int]], NDArray[np.int64]]:
         """What is chosen of each source by real topic, but for some rows of all; and the rows whose
-        records do not tell theirs. Reads every record.
+        records cannot be converted. Reads every record.
         """
         counts, unknown = [], []
+        settings = self._each[0].options.settings
+        limits = RewriteLimits(settings.record_max_bytes, settings.commit_log_file_bytes)
         chosen = self.chosen.copy()
         chosen[np.array(without, np.int64)] = False
         for source, (first, end) in zip(self._each, self.entries.spans, strict=True):
-            named, rows = count_topics(source.root, source.backlog, chosen[first:end])
+            named, rows = count_topics(source.root, source.backlog, chosen[first:end], limits)
             counts.append(named)
             unknown.append(first + rows)
         return counts, np.concatenate(unknown)

@@ -2,7 +2,7 @@
 """Selects the pending messages of the topics asked for, in one pass over all records."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,17 @@ from message_store.kernels.raw_memory import address_of
 from migrate.source.level_record import FOUND_SIZE, TOPIC_END, TOPIC_START, find_level_record
 from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.source.topic_table import NOT_PLAIN, TABLE_FULL, TopicTable, add_plain_topic
-from migrate.write.rewrite import real_topic_of
+from migrate.write.rewrite import (
+    BadRecordError,
+    Placement,
+    RewriteLimits,
+    real_topic_of,
+    rewrite_record,
+)
 
 _UNKNOWN = -1
+_ANY_OUT_MS = 10**12
+"""A due time with as many digits as each that a conversion writes."""
 
 
 @kernel(
@@ -66,7 +74,7 @@ def choose_topics(
     wanted = {topic.encode() for topic in topics}
     chosen = np.zeros(len(backlog.level), np.bool_)
     counts: Counter[bytes] = Counter()
-    for span, numbers, seen in _topics_of(source, backlog):
+    for span, numbers, seen in _topics_of(source, backlog, lambda record, _: real_topic_of(record)):
         is_wanted = np.array([topic is None or topic in wanted for topic in seen], np.bool_)
         chosen[span] = is_wanted[numbers]
         counts.update(_counted(numbers, seen))
@@ -82,14 +90,30 @@ def choose_topics(
 
 
 def count_topics(
-    source: StoreRoot, backlog: LevelBacklog, chosen: NDArray[np.bool_]
+    source: StoreRoot, backlog: LevelBacklog, chosen: NDArray[np.bool_], limits: RewriteLimits
 ) -> tuple[dict[str, int], NDArray[np.int64]]:
     """How many of the chosen messages there are for each real topic, and the rows of the chosen
-    records of which none can be told.
+    records that cannot be converted, whatever place they would get.
     """
+
+    def topic_of(record: bytes, row: int) -> bytes | None:
+        placement = Placement(
+            level=int(backlog.level[row]),
+            source_offset=int(backlog.commit_log_offset[row]),
+            source_size_bytes=len(record),
+            out_ms=_ANY_OUT_MS,
+            target_offset=0,
+            target_queue_offset=0,
+            now_ms=0,
+        )
+        try:
+            return rewrite_record(record, placement, limits).real_topic
+        except BadRecordError:
+            return None
+
     counts: Counter[bytes] = Counter()
     unknown = []
-    for span, numbers, seen in _topics_of(source, backlog):
+    for span, numbers, seen in _topics_of(source, backlog, topic_of):
         counts.update(_counted(numbers[chosen[span]], seen))
         nameless = np.array([topic is None for topic in seen], np.bool_)
         unknown.append(span.start + np.flatnonzero(nameless[numbers] & chosen[span]))
@@ -106,11 +130,11 @@ def _counted(numbers: NDArray[np.int32], seen: list[bytes | None]) -> Counter[by
 
 
 def _topics_of(
-    source: StoreRoot, backlog: LevelBacklog
+    source: StoreRoot, backlog: LevelBacklog, topic_of: Callable[[bytes, int], bytes | None]
 ) -> Iterator[tuple[slice, NDArray[np.int32], list[bytes | None]]]:
     """For a run of the backlog's rows after the other, in one pass over all records: each record's
-    topic, as a number in a list of topics, where one may stand more than once; None is there for a
-    record that cannot be read.
+    topic, as a number in a list of topics, where one may stand more than once. Of an unusual record
+    ``topic_of`` tells it, given its row too; None is there for one that is not in the log.
     """
     table = TopicTable()
     sizes = backlog.size_bytes.astype(np.int32)
@@ -123,8 +147,10 @@ def _topics_of(
             )
             seen: list[bytes | None] = [entry.topic for entry in table.counts()]
             for at in np.flatnonzero(numbers == _UNKNOWN).tolist():
+                row, start = chunk.first + at, int(chunk.buffer_offsets[at])
+                record = chunk.buffer[start : start + int(sizes[row])].tobytes()
                 numbers[at] = len(seen)
-                seen.append(_scalar_topic(chunk, at, int(sizes[chunk.first + at])))
+                seen.append(None if start == NOT_THERE else topic_of(record, row))
             yield span, numbers, seen
 
 
@@ -141,10 +167,3 @@ def _numbers(
         if done == len(numbers):
             return numbers
         table.grow()
-
-
-def _scalar_topic(chunk: Chunk, at: int, size: int) -> bytes | None:
-    start = int(chunk.buffer_offsets[at])
-    if start == NOT_THERE:
-        return None
-    return real_topic_of(chunk.buffer[start : start + size].tobytes())

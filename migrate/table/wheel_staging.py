@@ -167,6 +167,9 @@ def _require_values(batch: pa.RecordBatch) -> None:
         if batch.column(name).null_count:
             row = pc.index(batch.column(name).is_null(), True).as_py()
             raise BadFieldError(f"row {row}: no {name}")
+    is_empty = pc.equal(pc.binary_length(batch.column("body")), 0)
+    if pc.any(is_empty).as_py():
+        raise BadFieldError(f"row {pc.index(is_empty, True).as_py()}: no body")
 
 
 def _asked(run: WriteRun, batch: pa.RecordBatch) -> AskedBatch:

@@ -58,11 +58,14 @@ def test_an_older_record_of_a_message_does_not_stand_for_a_later_one(
     assert bench.bodies(group) + texts(list(group.dead_letters())) == ["a"]
 
 
+@pytest.mark.parametrize("deliverer", ["an engine", "a broker"])
 def test_an_older_retry_that_is_delivered_since_does_not_stand_for_a_later_one(
-    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch, deliverer: str
 ) -> None:
     """Given back, received again after a seek, given back again. A kill comes before the second
-    record, and the first one is delivered before anybody asks for the group.
+    record, and the first one is delivered before anybody asks for the group. A broker's copy of it
+    names no record, and looks like the second: the group is yet to receive it, so that nothing is
+    lost; but it comes once for both.
     """
     bench.deliver("a")
     group = bench.group()
@@ -76,7 +79,11 @@ def test_an_older_retry_that_is_delivered_since_does_not_stand_for_a_later_one(
             group.retry(message)
     bench.kill()
     bench.wait(20_000)
-    assert bench.bodies(bench.group()) == ["a", "a"]
+    if deliverer == "a broker":
+        monkeypatch.setattr(
+            "consumer_groups.progress_table.first_offset", lambda record: record.commit_log_offset
+        )
+    assert bench.bodies(bench.group()) == (["a", "a"] if deliverer == "an engine" else ["a"])
 
 
 def test_a_loss_of_power_takes_no_retry_and_leaves_its_acknowledgement(

@@ -277,6 +277,7 @@ RECORDS = [
     Case(code="record-loops", make=one_of_five(topic=LEVEL_TOPIC), says=LEVEL_TOPIC),
     Case(code="record-loops", make=one_of_five(topic="rmq_sys_wheel_timer")),
     Case(code="record-bad-topic", make=one_of_five(topic="a/b"), says="a/b"),
+    Case(code="record-no-body", make=one_of_five(body=b""), says="(no body)"),
     Case(
         code="record-too-large",
         make=one_of_five(body=b"x" * 1200),

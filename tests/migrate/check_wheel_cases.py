@@ -12,8 +12,9 @@ from unittest.mock import patch
 import attrs
 
 from message_store import AfterMs, ManualClock, Message
+from message_store.format.java_numbers import string_hash
 from message_store.format.message import Host
-from message_store.format.message_codec import decode_message_at, encode_message
+from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import SYS_BORN_HOST_IPV6
 from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
@@ -89,6 +90,24 @@ def disguised(builder: WheelStoreBuilder) -> None:
         attrs.evolve(whole, properties_text=text, born_host=born_host, sys_flag=SYS_BORN_HOST_IPV6)
     )
     builder.place(number, SOON_MS + 5000)
+
+
+def with_body(builder: WheelStoreBuilder, number: int, body: bytes) -> None:
+    """A message has another body; its key makes good for the length."""
+    offset, key = builder.queue[number].commit_log_offset, b"K%d" % number
+    whole = decode_message_at(builder.records[offset])
+    text = whole.properties_text.replace(key, key + b"k" * (len(whole.body) - len(body)))
+    builder.records[offset] = encode_message(
+        attrs.evolve(whole, properties_text=text, body=body, body_crc=body_crc(body))
+    )
+
+
+def nameless_marker(builder: WheelStoreBuilder) -> None:
+    """A broker's delete marker waits in the queue without key and tags; its entry knows of them."""
+    number = builder.put(SOON_MS + 9_000)
+    with_body(builder, number, b"0")
+    code = string_hash("_RECALL_TAG_")
+    builder.queue[number] = attrs.evolve(builder.queue[number], tags_code=code)
 
 
 def recalled(builder: WheelStoreBuilder) -> None:
@@ -237,6 +256,11 @@ CASES = [
     ),
     Case(code="timer-bad-topic", make=wheel(changed_bytes(b"TopicA", b"Topi/A")), says="Topi/A"),
     Case(
+        code="timer-no-body",
+        make=wheel(lambda builder: with_body(builder, 1, b"")),
+        says="1 record: timer log 52",
+    ),
+    Case(
         code="timer-delay-left",
         make=wheel(changed_bytes(b"UNIQ_KEY\x01K1", b"DELAY\x0100005")),
         says="DELAY=00005",
@@ -257,6 +281,11 @@ CASES = [
             lambda builder: builder.place(builder.put(SOON_MS + 5000, deletes="K1"), SOON_MS + 5000)
         ),
         says="TIMER_DEL_UNIQKEY",
+    ),
+    Case(
+        code="delete-marker-damaged",
+        make=wheel(nameless_marker),
+        says="1 record: queue offset 3, log offset 546 (a delete marker that names no message)",
     ),
     Case(code="timer-transaction", make=wheel(half), says="a prepared or rolled back transaction"),
     Case(code="timer-hosts", make=wheel(disguised), says="IPv4 address in the form of an IPv6 one"),

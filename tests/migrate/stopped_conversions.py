@@ -20,7 +20,7 @@ from tests.migrate.stops import Stopped
 MARKER = "delaywheel/conversion.json"
 
 ITEMS: list[Item] = [
-    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 80)) for number in range(12)),
+    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 80 + 1)) for number in range(12)),
     LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
     LevelMessage(level=3, without=["REAL_TOPIC"]),
     LevelMessage(level=18, topic="TopicB"),

@@ -25,7 +25,7 @@ from tests.migrate.conversions import assert_books_add_up, checked_target, optio
 DONE = LevelMessage(level=1, body=b"done")
 ITEMS: list[Item] = [
     DONE,
-    *(LevelMessage(level=number % 3 + 1, body=bytes(number * 9)) for number in range(20)),
+    *(LevelMessage(level=number % 3 + 1, body=bytes(number * 9 + 1)) for number in range(20)),
     OrdinaryMessage(),
     DeliveredCopy(of=DONE),
     LevelMessage(level=2, extra_pairs=[("__CRC32#", "1")]),

@@ -26,7 +26,7 @@ from tests.migrate.conversions import (
 )
 
 ITEMS: list[Item] = [
-    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 7)) for number in range(40)),
+    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 7 + 1)) for number in range(40)),
     LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
     LevelMessage(level=2, without=["REAL_QID"]),
     RawBytes(b"x" * 50),

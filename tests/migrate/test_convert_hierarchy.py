@@ -39,7 +39,7 @@ from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.pending_timers import record_at
 
 ITEMS: list[Item] = [
-    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 20)) for number in range(40)),
+    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 20 + 1)) for number in range(40)),
     LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
     LevelMessage(level=5, unique_key=None),
     LevelMessage(level=18, topic="TopicB"),

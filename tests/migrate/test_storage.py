@@ -33,7 +33,7 @@ from tests.migrate.conversions import NOW_MS, broker_files, checked_target, opti
 from tests.migrate.in_place_stores import do
 from tests.migrate.stops import Stopped
 
-ITEMS = [LevelMessage(level=number % 9 + 1, body=bytes(number * 5)) for number in range(80)]
+ITEMS = [LevelMessage(level=number % 9 + 1, body=bytes(number * 5 + 1)) for number in range(80)]
 
 
 def refusal(number: int) -> OSError:

@@ -28,7 +28,7 @@ def messages(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [
         {
             "topic": f"Topic{number % 3}" if number % 5 else "%RETRY%group",
-            "body": bytes([number % 256]) * (number % 50),
+            "body": bytes([number % 256]) * (1 + number % 50),
             "due_ms": NOW_MS + spread[number % len(spread)] + number,
             "queue_id": number % 4,
             "tags": None if number % 2 else f"Tag{number % 7}",

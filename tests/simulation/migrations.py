@@ -43,7 +43,7 @@ from timer_wheel.wheel.store import WheelStore
 NOW_MS = T0 + 500
 ITEMS: list[Item] = [
     OrdinaryMessage(topic="Plain"),
-    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90)) for number in range(9)),
+    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90 + 1)) for number in range(9)),
     LevelMessage(level=18, topic="TopicB"),
 ]
 _AT = "at"

@@ -28,8 +28,9 @@ class WheelState:
     ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
     are queue entries that a broker cannot get past, ``shared_positions`` units that it would
     deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
-    the wheel, and the checkpoint lets a broker place them once more. ``checkpoint_damage`` says
-    what is wrong with it, as far as is known.
+    the wheel, and the checkpoint lets a broker place them once more. ``unlinked_count`` units are
+    in slots to come, and no chain reaches them (0 ``after_crash``: they may be of what is done).
+    ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
     """
 
     precision_ms: int
@@ -48,6 +49,7 @@ class WheelState:
     shared_positions: Int64Array
     timeline: Timeline | None
     placed_again_count: int = 0
+    unlinked_count: int = 0
     checkpoint_damage: str | None = None
 
     @property
@@ -61,6 +63,12 @@ class WheelState:
             doubts.append(
                 f"config/timercheck lets a broker place {again} on the wheel a second time: take it"
                 " from the backup that the rest is from"
+            )
+        if self.unlinked_count:
+            units = counted(self.unlinked_count, "unit is", "units are")
+            doubts.append(
+                f"timerlog: {units} in slots to come, and no link leads there: a broker loses those"
+                " messages. `delaywheel check` says what to do"
             )
         return tuple(doubts)
 

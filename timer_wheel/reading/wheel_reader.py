@@ -213,18 +213,16 @@ def read_wheel_store(
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
-        begin_position = 0 if whole_log else max(0, flushed - log.file_bytes)
-        units = read_units(log, begin_position)
+        begin = 0 if whole_log else max(0, flushed - log.file_bytes)
+        units = read_units(log, begin)
         precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(
-            wheel,
-            units,
-            begin_position=begin_position,
-            read_time_ms=read_time_ms,
-            precision_ms=precision_ms,
+            wheel, units, begin_position=begin, read_time_ms=read_time_ms, precision_ms=precision_ms
         )
-        placed, shared_positions = _placed(revised, units, read_time_ms, precision_ms)
+        placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
+        if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
+            alone = alone[:0]
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
         timers, recalled = left.timers, of(left.timers)
@@ -246,6 +244,7 @@ def read_wheel_store(
         shared_positions=shared_positions,
         timeline=left.timeline,
         placed_again_count=left.placed_again_count,
+        unlinked_count=len(np.setdiff1d(alone, timers.commit_log_offset)),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
 
@@ -263,8 +262,10 @@ def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms:
 
 def _placed(
     wheel: WheelSlots, units: TimerUnits, read_time_ms: int, precision_ms: int
-) -> tuple[PendingTimers, Int64Array]:
-    """What the hand will find, slot by slot; and the positions at which two chains meet."""
+) -> tuple[PendingTimers, Int64Array, Int64Array]:
+    """What the hand will find, slot by slot; the positions at which two chains meet; and where the
+    records are of units in slots to come that are in no chain.
+    """
     time_units = wheel.slots["time_units"]
     is_in_its_place = time_units % WHEEL_SLOTS == wheel.index
     used = wheel.slots[is_in_its_place & (time_units >= max(1, read_time_ms // precision_ms))]
@@ -282,4 +283,7 @@ def _placed(
         commit_log_offset=chosen["commit_log_offset"].astype(np.int64),
         size_bytes=chosen["record_size_bytes"].astype(np.int64),
     )
-    return placed, units.positions[chains.met[chains.met >= 0]]
+    is_alone = units.slot_time_ms >= read_time_ms
+    is_alone[chains.unit_indexes] = False
+    alone = units.units["commit_log_offset"][is_alone].astype(np.int64)
+    return placed, units.positions[chains.met[chains.met >= 0]], alone

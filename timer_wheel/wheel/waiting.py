@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pending messages of a wheel that is open for writing, slot by slot, in pieces.
 
-A listing is of one moment, although others go on with the wheel. Units are only appended, so that
-the last unit of each slot leads to all that the slot held then. The hand may pass a slot meanwhile:
-its messages roll to other slots, and its delete markers are forgotten.
+A listing is of one moment, although others go on with the wheel. The last unit of each slot leads
+to all that the slot held then. A cancel may put that unit away; the slot's last unit of today leads
+to the rest. The hand may pass a slot meanwhile: its messages roll to other slots, and its delete
+markers are forgotten.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Pending
 from message_store.interface.waiting_messages import pending_of
 from message_store.redelivery.deliveries import LogDeliveries
+from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
@@ -110,9 +112,12 @@ def _without_units(timers: LiveTimers, rest: Unplaced, done: Int64s, marks: Reca
 
 
 def _in_slots(timers: LiveTimers, moment: _Moment, wanted: Filter, part: slice) -> _Live:
-    rows, _ = timers.log.walk_from(
-        moment.last_positions[part], moment.slots[part], timers.precision_ms
-    )
+    slots, last, precision_ms = moment.slots[part], moment.last_positions[part], timers.precision_ms
+    is_in_its_slot = floor_ms(timers.log.slot_times_at(last), precision_ms) == slots * precision_ms
+    heads = np.where(is_in_its_slot, last, timers.wheel.last_positions(slots))
+    rows, _ = timers.log.walk_from(heads, slots, precision_ms)
+    its_slot = np.searchsorted(slots, rows.slot_time_ms // precision_ms)
+    rows = rows.rows(rows.position <= last[its_slot])
     rows = rows.rows(wanted.may_pass(rows) & ~np.isin(rows.commit_log_offset, moment.done))
     facts = timers.facts(rows, keys=len(moment.marks) > 0)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))

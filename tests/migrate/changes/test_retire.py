@@ -51,7 +51,7 @@ NOW_MS = T0 + 500
 FIRST = LevelMessage(level=3, body=b"delivered before")
 ITEMS = [
     FIRST,
-    *(LevelMessage(level=number % 3 + 3, body=bytes(number)) for number in range(9)),
+    *(LevelMessage(level=number % 3 + 3, body=bytes(number + 1)) for number in range(9)),
     LevelMessage(level=5, topic="TopicB"),
     LevelMessage(level=18, topic="TopicB"),
 ]

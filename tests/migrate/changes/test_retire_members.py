@@ -30,7 +30,7 @@ from tests.migrate.in_place_stores import tree
 
 PEERS = ("n0", "n1", "n2")
 ITEMS = [
-    LevelMessage(level=number % 3 + 3, body=bytes(number * 40), store_timestamp_ms=T0 + number)
+    LevelMessage(level=number % 3 + 3, body=bytes(number * 40 + 1), store_timestamp_ms=T0 + number)
     for number in range(12)
 ]
 

@@ -55,7 +55,7 @@ FIRST = LevelMessage(level=3, body=b"delivered before")
 ITEMS: list[Item] = [
     FIRST,
     OrdinaryMessage(topic="Plain", body=b"not delayed"),
-    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 40)) for number in range(9)),
+    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 40 + 1)) for number in range(9)),
     LevelMessage(level=18, topic="TopicB", queue_id=3, tags=None),
 ]
 PENDING = [item for item in ITEMS if isinstance(item, LevelMessage) and item is not FIRST]

@@ -28,7 +28,7 @@ from tests.migrate.stops import Stopped, stopping_before
 NOW_MS = T0 + 500
 ITEMS: list[Item] = [
     OrdinaryMessage(topic="Plain"),
-    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90)) for number in range(9)),
+    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90 + 1)) for number in range(9)),
     LevelMessage(level=18, topic="TopicB"),
 ]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads a wheel whose `config/timercheck` has a flipped bit lists what is pending or refuses;
-all who refuse go by one rule, and `check` says why.
+"""Who reads a wheel whose `config/timercheck` has a flipped bit, or whose units lost a link, lists
+what is pending or refuses; all who refuse go by one rule, and `check` says why.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from migrate.source.sources import waiting_in_wheel
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
 from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
+from timer_wheel.format.timer_log import TIMER_UNIT
 
 START_MS = 1_793_000_000_437
 NOW_MS = START_MS + 30_000
@@ -71,3 +72,31 @@ def test_a_flipped_bit_of_a_checkpoint_neither_hides_nor_doubles_what_is_pending
     assert refused > 0
     file.write_bytes(whole)
     assert waiting_in_wheel(root) == COUNT - 3
+
+
+def test_a_broken_link_hides_no_message_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit in the middle of its slot leads nowhere."""
+    monkeypatch.setattr("migrate.source.sources.SystemClock", lambda: ManualClock(START_MS))
+    with WheelStore.open(tmp_path, clock=ManualClock(START_MS)) as store:
+        for number in range(COUNT):
+            due = AtMs(START_MS + 60_000)
+            store.schedule(Message("orders", b"", unique_key=f"KEY{number}"), due)
+    log = tmp_path / "timerlog" / ("0" * 20)
+    with log.open("r+b") as file:
+        file.seek(4 * TIMER_UNIT.size + TIMER_UNIT.offset_of("previous_position"))
+        file.write(b"\xff" * 8)
+    for look in (
+        lambda: [*pending_messages(tmp_path, now_ms=START_MS)],
+        lambda: pending_rows(tmp_path, WHEEL, TableOptions(now_ms=START_MS)),
+    ):
+        with pytest.raises(SourceError, match="timerlog: 4 units are in slots to come") as refusal:
+            look()
+        assert str(refusal.value) in inspect_store(tmp_path, now_ms=START_MS).problems
+    assert waiting_in_wheel(StoreRoot(tmp_path)) == COUNT
+    [sentence] = left_alone(StoreRoot(tmp_path), "levels", START_MS)
+    assert "messages may wait" in sentence
+    log.unlink()
+    WheelStore.open(tmp_path, clock=ManualClock(START_MS)).close()
+    assert len([*pending_messages(tmp_path, now_ms=START_MS)]) == COUNT

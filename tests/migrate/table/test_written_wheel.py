@@ -138,6 +138,7 @@ def test_keys_are_lists_of_any_kind(kind: pa.DataType, tmp_path: Path) -> None:
     [
         ({"topic": None}, "row 2: no topic"),
         ({"body": None}, "row 2: no body"),
+        ({"body": b""}, "row 2: no body"),
         ({"due_ms": None}, "row 2: no due_ms"),
         ({"due_ms": None, "properties": [("DELAY", "x")]}, "row 2: DELAY is no whole number"),
         ({"keys": ["a", None]}, "row 2: a key that is null"),

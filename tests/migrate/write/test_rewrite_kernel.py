@@ -265,6 +265,7 @@ REST = b"\2DELAY\x015\2REAL_QID\x010"
         (b"REAL_TOPIC\1SCHEDULE_TOPIC_XXXX\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
         (b"REAL_TOPIC\1rmq_sys_wheel_timer\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
         (properties(), {"body_crc": 1}, "the body is damaged"),
+        (properties(), {"body": b""}, "no body: no 5.x broker delivers it"),
         (properties(), {"queue_id": 5}, "the record is of queue 5"),
         (properties(), {"commit_log_offset": 1235}, "it lies at 1235"),
         (properties(), {"topic": "SCHEDULE_TOPIC_XXXY"}, "a record of topic"),
@@ -411,6 +412,7 @@ _STEERING = st.sampled_from([*sorted(RESERVED_PROPERTIES), "a"])
     entries=st.lists(st.tuples(_STEERING, st.sampled_from(["", "1", "5", "x"])), max_size=4),
     hosts=st.tuples(st.sampled_from([V4, V6, MAPPED]), st.sampled_from([V4, V6, MAPPED])),
     sys_flag=st.sampled_from([0, 1, 4, 8, 12]),
+    body=st.sampled_from([b"", b"0"]),
     padding=st.sampled_from([0, 500, 32_300, 32_450]),
     most_bytes=st.sampled_from([400, 1_000, 4 << 20]),
 )
@@ -420,6 +422,7 @@ def test_no_timer_record_is_made_that_a_wheel_could_not_place_and_deliver(
     entries: list[tuple[str, str]],
     hosts: tuple[Host, Host],
     sys_flag: int,
+    body: bytes,
     padding: int,
     most_bytes: int,
 ) -> None:
@@ -427,7 +430,9 @@ def test_no_timer_record_is_made_that_a_wheel_could_not_place_and_deliver(
     pairs = [("REAL_TOPIC", topic), ("DELAY", "5"), *entries, ("REAL_QID", queue_id)]
     pairs.append(("padding", "p" * padding))
     text = "".join(f"{name}\1{value}\2" for name, value in pairs).encode()
-    message = level_record(text, born_host=hosts[0], store_host=hosts[1], sys_flag=sys_flag)
+    message = level_record(
+        text, body=body, born_host=hosts[0], store_host=hosts[1], sys_flag=sys_flag
+    )
     record = encode_message(message)
     assert_agreement(record, 5)
     limits = RewriteLimits(record_max_bytes=most_bytes, commit_log_file_bytes=1 << 30)

@@ -69,6 +69,24 @@ def of_a_slot_that_is_over(path: Path, clock: ManualClock) -> WheelStore:
     return store
 
 
+@pytest.mark.parametrize("keys", [["WAITS", "CANCELLED"], ["CANCELLED", "WAITS"]])
+def test_a_listing_that_is_open_goes_on_behind_a_unit_that_a_cancel_puts_away(
+    tmp_path: Path, keys: list[str]
+) -> None:
+    clock = ManualClock(START_MS)
+    with open_wheel(tmp_path, clock) as store:
+        clock.tick(200_000)
+        store.advance(clock.now_ms())
+        clock.tick(-200_000)
+        messages = [Message("orders", b"", unique_key=key) for key in keys]
+        receipts = {each.unique_key: store.schedule(each, DUE) for each in messages}
+    with open_wheel(tmp_path, clock) as store:
+        listing = store.pending()
+        assert store.cancel(receipts["CANCELLED"]) is Cancellation.CANCELLED
+        store.schedule(Message("orders", b"", unique_key="LATER"), DUE)
+        assert [each.unique_key for each in listing] == ["WAITS"]
+
+
 @pytest.mark.parametrize("end", ["killed", "flushed", "closed"])
 @pytest.mark.parametrize(
     "make",
