@@ -45,6 +45,7 @@ class StruckGroupRun(GroupRun):
         """Some messages are settled, and the power goes before a flush. Or a kill comes first, and
         whoever opens the store then flushes, and has no groups.
         """
+        self._deliver(rng, 3)
         self.world.flush()
         for _ in range(rng.choice([1, 2, 3])):
             rng.choice([self._ack, self._retry, self._retry, self._reject, self._redrive])(rng)
@@ -60,12 +61,7 @@ class StruckGroupRun(GroupRun):
         """
         self.world.flush()
         for is_over in (False, True):
-            names = [self._name(rng) for _ in range(rng.choice([1, 1, 2, 4]))]
-            due_ms = self.world.clock.now_ms() - 1
-            self.world.schedule(names, [due_ms] * len(names), at_once=False)
-            self.world.clock.tick(1_000)
-            self.world.advance()
-            self._take_in()
+            self._deliver(rng, rng.choice([1, 1, 2, 4]))
             for account in self.accounts:
                 self._receive_of(account, self.group(account), _TOPIC, _ALL, 60_000)
                 if not is_over:
@@ -78,10 +74,7 @@ class StruckGroupRun(GroupRun):
         """While a flush saves the offsets, because another topic was worked on, the group goes back
         in a queue, and gives a message back that it had done.
         """
-        names = [self._name(rng) for _ in range(12)]
-        self.world.schedule(names, [self.world.clock.now_ms() - 1] * len(names), at_once=True)
-        self.world.clock.tick(1_000)
-        self.world.advance()
+        self._deliver(rng, 12)
         if (account := self._unordered(rng)) is None:
             return
         group = self.group(account)
@@ -133,6 +126,14 @@ class StruckGroupRun(GroupRun):
                 self.world.store.flush()
 
     # --- what these are made of -------------------------------------------------------------------
+
+    def _deliver(self, rng: random.Random, count: int) -> None:
+        """So many messages reach their topics."""
+        names = [self._name(rng) for _ in range(count)]
+        self.world.schedule(names, [self.world.clock.now_ms() - 1] * count, at_once=False)
+        self.world.clock.tick(1_000)
+        self.world.advance()
+        self._take_in()
 
     def _unordered(self, rng: random.Random) -> GroupAccount | None:
         """A group whose retries are records, if there is one."""
