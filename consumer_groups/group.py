@@ -58,11 +58,14 @@ class Lag:
     """How far a group is behind in a topic, in messages.
 
     ``in_flight`` were received and not acknowledged. ``ready`` are all others, among them those
-    that a tag filter will skip.
+    that a tag filter will skip. ``first_left`` and ``first_ready`` are, by queue id, the queue
+    offsets of the first message that is not done, and of the first that is ready, if there is one.
     """
 
     ready: int
     in_flight: int
+    first_left: dict[int, int] = attrs.field(factory=dict, eq=False, repr=False)
+    first_ready: dict[int, int] = attrs.field(factory=dict, eq=False, repr=False)
 
     @property
     def total(self) -> int:
@@ -74,7 +77,8 @@ class ConsumerGroup:
     """A group of consumers of one store, made by ``consumer_group``. Threads may share it.
 
     ``name`` is the group's. ``max_retries`` is after how many retries a message becomes a dead
-    letter. With ``is_ordered`` a queue gives nothing while one of its messages is in flight.
+    letter. With ``is_ordered`` a queue gives nothing while one of its messages is in flight. With
+    ``is_synced`` whatever it settles outlives a loss of power when the call returns.
     """
 
     def __init__(
@@ -86,11 +90,13 @@ class ConsumerGroup:
         start: Position,
         max_retries: int,
         is_ordered: bool,
+        is_synced: bool,
     ) -> None:
         check_group(name)
         self.name = name
         self.max_retries = max_retries
         self.is_ordered = is_ordered
+        self.is_synced = is_synced
         self._start = start
         self._store = store
         self._table = table
@@ -200,7 +206,7 @@ class ConsumerGroup:
         """
         with self._store.lock:
             answer = self._table.ack(self.name, messages)
-            wants_flush = self._table.wants_flush
+            wants_flush = self.is_synced or self._table.wants_flush
         if wants_flush:
             self._store.flush()
         return answer
@@ -233,7 +239,8 @@ class ConsumerGroup:
         self, message: Received, topic: str, reconsume_times: int, due: Due | None
     ) -> None:
         """Note what is to be stored, then store it. That record acknowledges the message: a kill in
-        between neither loses the message nor repeats it, and no loss of power takes one of the two.
+        between neither loses the message nor repeats it. No loss of power takes both; it repeats
+        the message where it takes the note alone, unless that was synced.
         """
         key, stored = self._key(message), message.stored
         with self._store.lock:
@@ -241,9 +248,11 @@ class ConsumerGroup:
             if progress is None or progress.is_done(stored.queue_offset):
                 return
             record = given_back(stored, topic, reconsume_times)
-            self._table.give_back(key, stored, record)
+            self._table.give_back(key, stored, record, is_synced=self.is_synced)
             self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
             self._table.gave_back(key, stored)
+        if self.is_synced:
+            self._store.flush()
 
     def _hold(self, message: Received, due: Due | None) -> None:
         """Let the message's queue wait."""
@@ -313,25 +322,28 @@ class ConsumerGroup:
                 if not isinstance(position, Mapping) or queue_id in position:
                     key = QueueKey(self.name, topic, queue_id)
                     self._table.seek(key, self._offset_at(key, position))
+        if self.is_synced:
+            self._store.flush()
 
     def lag(self, topic: str) -> Lag:
         """How far the group is behind in a topic. ``%RETRY%`` and the group's name is the topic of
         its retries.
         """
-        ready = in_flight = 0
+        left = in_flight = 0
+        first_left, first_ready = {}, {}
         with self._store.lock:
             starts = self._starts(topic)
             for queue_id, (first, end) in self._store.topic(topic).ranges().items():
                 key = QueueKey(self.name, topic, queue_id)
-                progress = self._table.find(key)
-                if progress is None:
-                    ready += end - starts[key]
-                    continue
+                progress = self._table.find(key) or QueueProgress(starts[key])
                 progress.cut(first)
-                left = max(0, end - progress.offset) - progress.done_ahead
+                left += max(0, end - progress.offset) - progress.done_ahead
                 in_flight += progress.in_flight
-                ready += left - progress.in_flight
-        return Lag(ready, in_flight)
+                first_left[queue_id], first_ready[queue_id] = progress.offset, progress.first_ready
+                for offsets in (first_left, first_ready):
+                    if offsets[queue_id] >= end:
+                        del offsets[queue_id]
+        return Lag(left - in_flight, in_flight, first_left, first_ready)
 
     def _offset_at(self, key: QueueKey, position: Position) -> int:
         topic = self._store.topic(key.topic)

@@ -8,7 +8,7 @@ from consumer_groups.received import DEFAULT_MAX_RETRIES
 from consumer_groups.stores import GroupStore
 from message_store.files.config_files import read_groups
 
-_Options = tuple[Position, int | None, bool]
+_Options = tuple[Position, int | None, bool, bool]
 
 
 class ConsumerGroups:
@@ -44,10 +44,10 @@ class ConsumerGroups:
         self.table.require_open()
         if name in self._groups:
             return self._groups[name][1]
-        return self._made(name, ("first", None, False))
+        return self._made(name, ("first", None, False, False))
 
     def _made(self, name: str, options: _Options) -> ConsumerGroup:
-        start, max_retries, is_ordered = options
+        start, max_retries, is_ordered, is_synced = options
         return ConsumerGroup(
             self._store,
             self.table,
@@ -55,6 +55,7 @@ class ConsumerGroups:
             start=start,
             max_retries=self._max_retries(name) if max_retries is None else max_retries,
             is_ordered=is_ordered,
+            is_synced=is_synced,
         )
 
     def _max_retries(self, name: str) -> int:
@@ -95,12 +96,15 @@ def consumer_group(
     start: Position = "first",
     max_retries: int | None = None,
     ordered: bool = False,
+    sync: bool = False,
 ) -> ConsumerGroup:
     """The consumer group ``name`` of an open store; the same one for all who ask.
 
     ``start`` is where it begins in a topic that it never read: ``"first"``, ``"last"``, ``AtMs`` of
     a time, or an offset for each queue. ``max_retries`` None takes what subscriptionGroup.json
-    says, else 16. With ``ordered`` each queue is worked on in its order, one batch at a time.
+    says, else 16. With ``ordered`` each queue is worked on in its order, one batch at a time. With
+    ``sync`` each call that settles messages, or seeks, waits for the disk: what it did outlives a
+    loss of power, and none repeats a message that was given back.
 
     Raises BadFieldError for a name that no group can have, ValueError where the group is open with
     other options, StoreClosedError, SourceError and TargetError.
@@ -116,7 +120,7 @@ def consumer_group(
     0
     """
     with store.lock:
-        return groups_of(store).group(name, (start, max_retries, ordered))
+        return groups_of(store).group(name, (start, max_retries, ordered, sync))
 
 
 def group_names(store: GroupStore) -> list[str]:

@@ -160,6 +160,15 @@ class QueueProgress:
                     del self._in_flight[queue_offset]
                     self.put_aside(queue_offset, hidden[1])
 
+    @property
+    def first_ready(self) -> int:
+        """The first message that can be received, or where the next one will be."""
+        returned = (at for heap in self._returned.values() for at in heap if not self.is_done(at))
+        first = min(returned, default=self.next_offset)
+        while self.is_done(first):
+            first += 1
+        return first
+
     def has_returned(self, topic: str) -> bool:
         """Whether a message of ``topic`` may be one that can be received again."""
         return bool(self._returned.get(topic))

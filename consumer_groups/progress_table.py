@@ -103,9 +103,9 @@ class ProgressTable:
         acked = self._still_there(key, found.acked)
         given_back = self._given_back(key, found.begun)
         first, end = self._store.topic(key.topic).ranges().get(key.queue_id, (0, 0))
-        if not found.saved:
+        if not found.saved or len(acked) < len(found.acked):  # else a later one vouches for those
             known_acks = Progress(found.start, acked, begun=given_back)
-            self._files.begin(key, known_acks, is_saved=True)
+            self._files.begin(key, known_acks, is_saved=not found.saved)
         if found.start > end:  # the records behind it were lost: what comes there is new
             self._files.begin(key, Progress(end, {}), is_saved=False)
             found = Progress(end, {}, {end})
@@ -245,15 +245,19 @@ class ProgressTable:
             return not progress.is_done(at)
         return True if self._is_same(run.queue, at, run.identity) else None
 
-    def give_back(self, key: QueueKey, message: StoredMessage, record: StoredMessage) -> None:
-        """Note that ``record`` will be stored now, and ``message`` acknowledged then. Raises
-        TargetError.
+    def give_back(
+        self, key: QueueKey, message: StoredMessage, record: StoredMessage, *, is_synced: bool
+    ) -> None:
+        """Note that ``record`` will be stored now, and ``message`` acknowledged then; durably where
+        ``is_synced`` says so. Raises TargetError.
         """
         live = self._store.live
         if self._files is not None and live is not None:
             identity, times = identity_of(message), record.reconsume_times
             noted = GivenBack(identity, times, record.topic, live.log.end)
             self._files.give_back(key, message.queue_offset, noted)
+            if is_synced:  # one small file, with the store's lock held
+                self._files.sync(self._files.begin_sync())
             self._unsynced[key, message.queue_offset] = noted
 
     def gave_back(self, key: QueueKey, message: StoredMessage) -> None:

@@ -3,12 +3,15 @@
 
 RocketMQ: DefaultStoreMetricsManager and BrokerMetricsManager (5.5.0). What is pending is counted
 once, as the engine lists it. From then on the queues tell what came in and what was delivered, so a
-look costs what happened since the last one. Left out is what has no meaning here: connections,
-flush and dispatch lags, transactions.
+look costs what happened since the last one. Left out is what has no meaning here, or is not known:
+docs/ENGINES.md lists it.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Protocol, cast
 
 import attrs
@@ -124,7 +127,8 @@ class StoreMetrics:
             enqueuing = [*self._enqueue_metrics()]  # what looks for the next message places it
             for queue in self._live.queues:
                 self._look_at(queue)
-            return [*enqueuing, *self._timer_metrics(), *self._group_metrics()]
+            told = self._timer_metrics(), self._group_metrics(), self._storage_metrics()
+            return [*enqueuing, *chain.from_iterable(told)]
 
     # --- what happened since the last look --------------------------------------------------------
 
@@ -175,15 +179,36 @@ class StoreMetrics:
         broker = self._live.settings.broker_name
         return (("node_type", "broker"), ("node_id", broker), *more)
 
+    def _storage_labels(self, *more: tuple[str, str]) -> Labels:
+        """Those of everything that a broker's store tells."""
+        return self._labels(("storage_type", "local"), ("storage_medium", "disk"), *more)
+
     def _by_topic(self, counts: Mapping[str, int]) -> tuple[Sample, ...]:
-        storage = ("storage_type", "local"), ("storage_medium", "disk")
         return tuple(
-            Sample(self._labels(*storage, ("topic", topic)), count)
+            Sample(self._storage_labels(("topic", topic)), count)
             for topic, count in sorted(counts.items())
         )
 
-    def _gauge(self, name: str, meaning: str, value: int) -> Metric:
-        return Metric(name, "gauge", meaning, (Sample(self._labels(), value),))
+    def _gauge(self, name: str, meaning: str, *values: int) -> Metric:
+        labels = self._storage_labels()
+        return Metric(name, "gauge", meaning, tuple(Sample(labels, value) for value in values))
+
+    def _storage_metrics(self) -> Iterator[Metric]:
+        """The disk, and what of the log is not on it; without a sample where nothing is to tell."""
+        log, used = self._live.log, []
+        with suppress(OSError):
+            used = [shutil.disk_usage(self._live.root.path).used]
+        meaning = "Used bytes of the file system that has the store."
+        yield self._gauge("rocketmq_storage_size", meaning, *used)
+        meaning = "Bytes of the log that no flush has made durable."
+        behind = log.end - self._live.synced_end
+        yield self._gauge("rocketmq_storage_flush_behind_bytes", meaning, behind)
+        meaning = "Bytes of the log without queue entries: none, an append makes both."
+        yield self._gauge("rocketmq_storage_dispatch_behind_bytes", meaning, 0)
+        meaning = "Milliseconds since the first record of the log was stored."
+        first_ms = log.store_time_ms(log.min_offset)
+        ages_ms = [self._store.clock.now_ms() - first_ms] if first_ms else []
+        yield self._gauge("rocketmq_storage_message_reserve_time", meaning, *ages_ms)
 
     def _enqueue_metrics(self) -> Iterator[Metric]:
         """How far an engine is behind with placing what came in."""
@@ -210,7 +235,8 @@ class StoreMetrics:
         buckets = np.searchsorted(SNAPSHOT_BOUNDS_S, ahead_s)
         samples = tuple(
             Sample(
-                self._labels(("timer_bound_s", str(bound))), int(counts[buckets == bucket].sum())
+                self._storage_labels(("timer_bound_s", str(bound))),
+                int(counts[buckets == bucket].sum()),
             )
             for bucket, bound in enumerate(SNAPSHOT_BOUNDS_S)
         )
@@ -248,16 +274,30 @@ class StoreMetrics:
 
     def _group_metrics(self) -> Iterator[Metric]:
         lags = [
-            (self._group_labels(name, topic), lag)
+            (name, topic, lag)
             for name in group_names(self._store)
             for topic, lag in group_topics(self._store, name).items()
         ]
         for name, meaning, values in (
-            ("lag_messages", "Messages that are not acknowledged.", [x.total for _, x in lags]),
-            ("ready_messages", "Messages that can be received.", [x.ready for _, x in lags]),
-            ("inflight_messages", "Messages in hand.", [x.in_flight for _, x in lags]),
+            (
+                "lag_messages",
+                "Messages that are not acknowledged.",
+                [lag.total for _, _, lag in lags],
+            ),
+            (
+                "lag_latency",
+                "Milliseconds since the first of these was stored in its topic.",
+                [self._age_ms(topic, lag.first_left) for _, topic, lag in lags],
+            ),
+            ("ready_messages", "Messages that can be received.", [lag.ready for _, _, lag in lags]),
+            (
+                "queueing_latency",
+                "Milliseconds since the first of these was stored in its topic.",
+                [self._age_ms(topic, lag.first_ready) for _, topic, lag in lags],
+            ),
+            ("inflight_messages", "Messages in hand.", [lag.in_flight for _, _, lag in lags]),
         ):
-            labels = [each for each, _ in lags]
+            labels = [self._group_labels(group, topic) for group, topic, _ in lags]
             samples = tuple(map(Sample, labels, values))
             yield Metric(f"rocketmq_consumer_{name}", "gauge", meaning, samples)
         dead = [
@@ -270,6 +310,20 @@ class StoreMetrics:
     def _group_labels(self, group: str, topic: str) -> Labels:
         is_retry = "true" if topic == retry_topic(group) else "false"
         return self._labels(("topic", topic), ("consumer_group", group), ("is_retry", is_retry))
+
+    def _age_ms(self, topic: str, offsets: Mapping[int, int]) -> int:
+        """Milliseconds since the oldest of these messages was stored, of one in each queue; 0 where
+        there is none.
+        """
+        queues = ((self._live.queue(topic, queue_id), at) for queue_id, at in offsets.items())
+        places = [
+            int(place)
+            for queue, at in queues
+            for place in queue.units(at, at + 1)["commit_log_offset"]
+        ]
+        times_ms = filter(None, map(self._live.log.store_time_ms, places))
+        now_ms = self._store.clock.now_ms()
+        return max(0, now_ms - min(times_ms, default=now_ms))
 
 
 def _rows_by_topic(topics: ByteColumn) -> Iterator[tuple[str, Int64s]]:

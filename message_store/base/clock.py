@@ -3,11 +3,12 @@
 
 import math
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
 
+@runtime_checkable
 class Clock(Protocol):
     """The two questions that a loop ever asks."""
 

@@ -3,12 +3,14 @@
 
 import attrs
 
+from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError
 from message_store.files.store_root import (
     COMMIT_LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     TIMER_LOG_FILE_BYTES,
 )
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import LOCAL_HOST, Host
 from message_store.format.queue_unit import QUEUE_UNIT
 
@@ -54,3 +56,16 @@ class StoreSettings:
             raise BadFieldError(
                 "queue files of a size that is none", expected=expected, found=value
             )
+
+
+def require_kinds(clock: object, settings: object, levels: object) -> None:
+    """Raise ValueError for what is no clock, no settings or no level table, as a text is none: an
+    engine would notice when the directory is made, or never.
+    """
+    for name, value, is_fine in (
+        ("clock", clock, isinstance(clock, Clock)),
+        ("settings", settings, isinstance(settings, StoreSettings)),
+        ("levels", levels, isinstance(levels, DelayLevels)),
+    ):
+        if value is not None and not is_fine:
+            raise ValueError(f"'{name}' is of another kind: {value!r}")

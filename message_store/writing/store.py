@@ -14,18 +14,12 @@ from pathlib import Path
 from message_store.base.clock import Clock, SystemClock
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.companions import Companions
-from message_store.base.errors import (
-    StoreClosedError,
-    TargetError,
-)
+from message_store.base.errors import StoreClosedError, TargetError
 from message_store.base.forks import belongs_to_this_process
 from message_store.base.locked import LockedWhileOpen
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
-from message_store.files.small_files import (
-    identity_of,
-    require_same_directory,
-)
+from message_store.files.small_files import identity_of, require_same_directory
 from message_store.files.store_lock import StoreLock
 from message_store.files.store_root import StoreRoot
 from message_store.files.unsynced import GroupSync
@@ -50,7 +44,7 @@ from message_store.writing.queue_set import QueueSet
 from message_store.writing.queued import QueuedReader
 from message_store.writing.recovery import Extent, Recovery, recover, survey
 from message_store.writing.retention import LiveRetention
-from message_store.writing.settings import StoreSettings
+from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.topics import LiveTopic, merge_topics
 from message_store.writing.writable import refuse_unwritable
 
@@ -78,6 +72,7 @@ class LiveStore:
     queues, ``levels`` the level table, ``recovery`` what opening had to do, ``losses`` what was
     missing then, ``was_clean`` whether the last user stopped orderly, ``repeats`` whether what he
     may have delivered is repeated, ``is_closed`` whether this has; ``retention`` takes what is old.
+    All records before ``synced_end`` are on disk.
     """
 
     def __init__(
@@ -105,6 +100,7 @@ class LiveStore:
         self.repeats = settings.repeat_after_kill and not self.was_clean
         self._writer_lock = writer_lock
         self.is_closed = False
+        self.synced_end = 0
         self._identity = identity_of(root.path)
         self._is_parents = False
         self._topics: dict[str, int] = {}
@@ -177,6 +173,7 @@ class LiveStore:
         disk refuses. Raises SourceError, and UnsupportedStoreError, for a store that cannot be
         written to, and changes nothing then.
         """
+        require_kinds(clock, settings, level_table)
         root = StoreRoot(path)
         refuse_unwritable(root)
         writer_lock = root.take_lock()
@@ -287,6 +284,7 @@ class LiveStore:
                 self._ends_to_note = len(self.queues), StoreEnds.of(self.log.end, self.queues)
         self.sync_or_break(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
+        self.synced_end = max(self.synced_end, end)
         return end
 
     def sync_queues(self) -> None:

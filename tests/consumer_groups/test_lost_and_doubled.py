@@ -118,6 +118,30 @@ def test_a_loss_of_power_takes_no_retry_and_leaves_its_acknowledgement(
     assert bench.bodies(bench.group()) == ["a"]
 
 
+def test_an_acknowledgement_of_what_power_took_does_not_count_once_a_later_one_does(
+    bench: GroupBench, tmp_path: Path
+) -> None:
+    """Two messages are lost, and their acknowledgements are not. Two others take their places, and
+    the second is acknowledged. Found by random runs.
+    """
+    bench.store.flush()
+    shutil.copytree(bench.folder, tmp_path / "synced")
+    bench.deliver("a", "b")
+    group = bench.group()
+    for message in group.receive("orders"):
+        group.ack(message)
+    abandon(bench.store)
+    (tmp_path / "synced/delaywheel").mkdir(exist_ok=True)
+    shutil.copy(bench.folder / "delaywheel/consumers", tmp_path / "synced/delaywheel/consumers")
+    shutil.rmtree(bench.folder)
+    shutil.move(tmp_path / "synced", bench.folder)
+    bench.store = bench.opened()
+    bench.deliver("c", "d")
+    bench.group().ack(bench.group().receive("orders")[1])
+    bench.kill()
+    assert bench.bodies(bench.group()) == ["c"]
+
+
 def test_a_late_retry_frees_nothing_that_another_holds(bench: GroupBench) -> None:
     bench.deliver("a", "b")
     group = bench.group(ordered=True)

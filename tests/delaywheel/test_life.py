@@ -42,6 +42,19 @@ def place(tmp_path: Path) -> Path:
 
 
 @ENGINES
+def test_who_schedules_once_more_stores_nothing(engine: str, place: Path) -> None:
+    schedule(place, engine, "K1", "--once")
+    words = ("schedule", place, "--topic", "orders", "--body", "again", "--after", "1m", "--once")
+    for now in (NOW, "2026-01-02T03:06:00Z"):
+        result = run(*words, "--unique-key", "K1", "--now", now)
+        assert result.exit_code == cli.DONE, result.output
+        assert (result.stdout, "nothing is stored" in result.stderr) == ("", True)
+        run("run", place, "--now", "2026-01-02T03:06:00Z")
+    assert [each["body"] for each in lines("read", place, "orders")] == ["cancel 42"]
+    assert run(*words, "--now", NOW).exit_code == cli.USAGE
+
+
+@ENGINES
 def test_a_message_is_moved_traced_and_cancelled_by_its_key(engine: str, place: Path) -> None:
     first = schedule(place, engine, "K1")
     schedule(place, engine, "K2")

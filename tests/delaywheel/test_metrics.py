@@ -24,6 +24,7 @@ from message_store import AfterMs, AtMs, ManualClock, Message, Receipt
 from message_store.base.errors import TargetError
 from message_store.interface.runner import run_store
 from message_store.reading.engine_choice import EngineName
+from migrate.look.inspect import inspect_store
 from tests.faults.engines import ENGINES
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,8 @@ def test_figures_are_what_the_store_counts(tmp_path: Path, engine: EngineName) -
         metrics = StoreMetrics(store)
         told = metrics.metrics()
         assert by_topic(told, "rocketmq_timing_messages") == waiting(store)
-        assert sum(waiting(store).values()) == 35
+        seen = inspect_store(tmp_path / "store", now_ms=clock.now_ms()).pending
+        assert sum(waiting(store).values()) == seen == 35
         assert by_topic(told, "rocketmq_timer_dequeue_total") == Counter()
         came = {topic: in_topic(store, topic) for topic in ("orders", "sent", "paid")}
         receipts = [store.schedule(Message("sent", b"y"), AfterMs(90_000)) for _ in range(5)]
@@ -151,6 +153,44 @@ def test_lags_and_a_snapshot_tell_what_is_due(
     assert (figure(told, "dequeue_lag"), figure(told, "dequeue_latency")) == (0, 0)
     assert sum(by_topic(told, "rocketmq_timing_messages").values()) == 2
     store.close()
+
+
+@NAMES
+def test_the_storage_and_the_ages_of_what_groups_have_not_done(
+    tmp_path: Path, engine: EngineName
+) -> None:
+    clock = ManualClock(START_MS)
+    with opened(engine, tmp_path / "store", clock) as store:
+        metrics = StoreMetrics(store)
+
+        def values(name: str) -> list[int]:
+            [metric] = [each for each in metrics.metrics() if each.name == f"rocketmq_{name}"]
+            return [each.value for each in metric.samples]
+
+        assert values("storage_message_reserve_time") == []
+        assert values("storage_flush_behind_bytes") == [0]
+        group = consumer_group(store, "billing")
+        for tick_ms in (0, 250):
+            clock.tick(tick_ms)
+            store.schedule(Message("orders", b"x"), AfterMs(0))
+            store.advance(clock.now_ms())
+        live = store.live
+        assert live is not None
+        assert values("storage_flush_behind_bytes") == [live.log.end] != [0]
+        [first] = group.receive("orders", 1)
+        store.flush()
+        assert values("storage_flush_behind_bytes") == [0]
+        assert values("storage_dispatch_behind_bytes") == [0]
+        assert values("storage_size")[0] > live.log.end
+        clock.tick(1_000)
+        ages = values("consumer_lag_latency"), values("consumer_queueing_latency")
+        assert ages == ([1_250], [1_000])
+        group.ack(first)
+        ages = values("consumer_lag_latency"), values("consumer_queueing_latency")
+        assert ages == ([1_000], [1_000])
+        group.ack(*group.receive("orders"))
+        assert values("consumer_lag_latency") == values("consumer_queueing_latency") == [0]
+        assert values("storage_message_reserve_time") == [1_250]
 
 
 def test_a_program_that_asks_for_figures_loads_no_migration() -> None:

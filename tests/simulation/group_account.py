@@ -36,10 +36,12 @@ class Stage:
     @property
     def is_live(self) -> bool:
         """Whether the group has to receive it."""
-        return self not in (DEAD, DONE)
+        return self not in (DEAD, DONE, NEVER)
 
 
 BASE, DEAD, DONE = Stage("in its topic"), Stage("dead"), Stage("done")
+NEVER = Stage("never sought")
+"""The seek that began a chain was lost with the power, for its whole queue."""
 
 
 def retried(times: int) -> Stage:
@@ -71,7 +73,8 @@ class Chain:
     """One message as a group sees it: the stages at which it may be now, and since the last flush.
 
     ``early_ms`` is when each retry may come, ``record`` where the record is that was received last
-    by this process, ``hand`` who has that, until ``until_ms``.
+    by this process, ``hand`` who has that, until ``until_ms``. ``seek`` is which one began
+    it, and in which queue.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Chain:
     record: Place | None = None
     hand: Hand | None = None
     until_ms: int = 0
+    seek: tuple[int, int] | None = None
 
     def become(self, stages: Iterable[Stage]) -> None:
         """These stages are possible now, and no others; none is one that is done."""
@@ -109,8 +113,12 @@ class Chain:
 class GroupAccount:
     """One group's: its settings, and the chains of all messages that reached their topics."""
 
-    def __init__(self, name: str, max_retries: int, *, is_ordered: bool) -> None:
-        self.name, self.max_retries, self.is_ordered = name, max_retries, is_ordered
+    def __init__(
+        self, name: str, max_retries: int, *, is_ordered: bool, is_synced: bool = False
+    ) -> None:
+        self.name, self.max_retries = name, max_retries
+        self.is_ordered, self.is_synced = is_ordered, is_synced
+        self._seeks = 0
         self.chains: dict[str, list[Chain]] = defaultdict(list)
         self.old_hands: list[Hand] = []
         """Messages that were received again since, or that a seek took from their holders."""
@@ -134,11 +142,12 @@ class GroupAccount:
 
     def power_lost(self) -> list[Chain]:
         """What was given back and never flushed may be there twice: the record was written to the
-        disk, and the journal's line of it was not. Returns a chain for each that may be so.
+        disk, and the journal's line of it was not. Returns a chain for each that may be so. A group
+        that syncs has that line on the disk first.
         """
         more = []
-        for chain in self.all:
-            stages = chain.since - {DONE}
+        for chain in () if self.is_synced else self.all:
+            stages = chain.since - {DONE, NEVER}
             for stage in stages if len(stages) > 1 else ():
                 may = frozenset({stage, DONE})
                 more.append(Chain(chain.name, may, may, dict(chain.early_ms)))
@@ -189,6 +198,10 @@ class GroupAccount:
             yield f"{told}: {early_ms - advanced_to_ms} ms early"
         if chain.hand is not None:
             self.old_hands.append(chain.hand)
+        if stage == BASE and NEVER in chain.may:  # so it is not lost for any message of the queue
+            for other in self.all:
+                if other.seek == chain.seek:
+                    other.leave(NEVER)
         chain.become({stage})
         chain.record, chain.hand, chain.until_ms = hand.place, hand, message.visible_ms
         for other in self.chains[name]:
@@ -244,6 +257,12 @@ class GroupAccount:
         for chain, hand in chains:
             chain.leave(hand.stage)
             chain.hand = chain.record = None
+        self._synced(chain for chain, _ in chains)
+
+    def _synced(self, chains: Iterable[Chain]) -> None:
+        """What came back to a group that syncs is on the disk."""
+        for chain in chains if self.is_synced else ():
+            chain.since = chain.may
 
     def _meant(self, hand: Hand) -> list[Chain]:
         """Whose record it is; none where it was settled before."""
@@ -280,6 +299,7 @@ class GroupAccount:
         chain.early_ms[to] = min(now_ms, chain.early_ms.get(to, _NEVER_MS))
         yield
         chain.leave(DEAD)
+        self._synced([chain])
 
     # --- seeking ----------------------------------------------------------------------------------
 
@@ -288,6 +308,7 @@ class GroupAccount:
         """The group goes on at these offsets; gives the chains that may begin by it."""
         begun: list[Chain] = []
         ended: list[Chain] = []
+        self._seeks += 1
         for name, (its_topic, queue_id, queue_offset) in self.places.items():
             if its_topic != topic or queue_id not in offsets:
                 continue
@@ -299,7 +320,8 @@ class GroupAccount:
                 chain.become(chain.may | {DONE})
             ended += chains
             if is_behind:
-                new = Chain(name, frozenset({BASE, DONE}), frozenset({BASE, DONE}))
+                may = frozenset({BASE, NEVER})
+                new = Chain(name, may, may, seek=(self._seeks, queue_id))
                 self.chains[name].append(new)
                 begun.append(new)
         yield begun
@@ -312,6 +334,7 @@ class GroupAccount:
             if chain.hand.place[0] == topic and chain.hand.place[1] in offsets:
                 self.old_hands.append(chain.hand)
                 chain.hand = None
+        self._synced([*ended, *begun])
 
     # --- what must hold ---------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from tests.simulation.random_run import RandomRun
 from tests.simulation.together import Together, ToSchedule
 from tests.simulation.world import DAY_MS, WrongError
 
-_TOPICS: Final = ("orders", "orders2")
+TOPICS: Final = ("orders", "orders2")
 _INVISIBLE_MS: Final = (1_000, 5_000, 60_000)
 _ALL: Final = 1_000
 
@@ -43,7 +43,10 @@ class GroupRun(RandomRun):
         rng = random.Random(f"{seed} groups")
         self.accounts = [
             GroupAccount(
-                name, rng.choice([0, 1, 2, 3, 16]), is_ordered=rng.random() < is_often_ordered
+                name,
+                rng.choice([0, 1, 2, 3, 16]),
+                is_ordered=rng.random() < is_often_ordered,
+                is_synced=rng.random() < 0.25,
             )
             for name, is_often_ordered in (("billing", 0.1), ("mailing", 0.5))
         ][: rng.choice([1, 2, 2])]
@@ -62,6 +65,7 @@ class GroupRun(RandomRun):
                 account.name,
                 max_retries=account.max_retries,
                 ordered=account.is_ordered,
+                sync=account.is_synced,
             )
         return self._groups[account.name]
 
@@ -184,7 +188,7 @@ class GroupRun(RandomRun):
     # --- receiving --------------------------------------------------------------------------------
 
     def _receive(self, rng: random.Random) -> None:
-        account, topic = rng.choice(self.accounts), rng.choice(_TOPICS)
+        account, topic = rng.choice(self.accounts), rng.choice(TOPICS)
         count, invisible_ms = rng.choice([1, 3, 32, 32]), rng.choice(_INVISIBLE_MS)
         self._take_in()
         self._receive_of(account, self.group(account), topic, count, invisible_ms)
@@ -221,7 +225,7 @@ class GroupRun(RandomRun):
         account = rng.choice(self.accounts)
         group = self.group(account)
         if not account.in_hand:
-            self._receive_of(account, group, rng.choice(_TOPICS), 5, rng.choice(_INVISIBLE_MS))
+            self._receive_of(account, group, rng.choice(TOPICS), 5, rng.choice(_INVISIBLE_MS))
         chains = account.in_hand
         rng.shuffle(chains)
         return (account, chains) if chains else None
@@ -372,7 +376,7 @@ class GroupRun(RandomRun):
 
     def _receive_all(self, account: GroupAccount) -> None:
         self.world.see()
-        for topic in _TOPICS:
+        for topic in TOPICS:
             self._receive_of(account, self.group(account), topic, _ALL, DAY_MS)
 
     # --- seeking ----------------------------------------------------------------------------------
@@ -380,7 +384,7 @@ class GroupRun(RandomRun):
     def _seek(self, rng: random.Random) -> None:
         """Go on elsewhere in a topic; what is in hand stays with its holders."""
         self._take_in()
-        account, topic = rng.choice(self.accounts), rng.choice(_TOPICS)
+        account, topic = rng.choice(self.accounts), rng.choice(TOPICS)
         ranges = dict(self.world.store.topic(topic).ranges())
         position, offsets = self._position(rng, topic, ranges)
         self._say(account, f"seek {topic} {position}")
@@ -432,7 +436,7 @@ class GroupRun(RandomRun):
                 if each.topic in given_back:
                     given_back[each.topic][each.unique_key or ""] += 1
             letters = Counter(letter.unique_key or "" for letter in group.dead_letters())
-            left = sum(group.lag(topic).total for topic in (*_TOPICS, retry))
+            left = sum(group.lag(topic).total for topic in (*TOPICS, retry))
             self._require(
                 list(account.wrong_counts(left, given_back[retry], letters + given_back[dead]))
             )
@@ -449,7 +453,7 @@ class GroupRun(RandomRun):
         self.world.open()
         self._take_in()
         for account in self.accounts:
-            for topic in _TOPICS:
+            for topic in TOPICS:
                 if self._receive_of(account, self.group(account), topic, _ALL, DAY_MS):
                     raise WrongError(f"{account.name}: something comes after the end")
         self._count()
@@ -458,7 +462,7 @@ class GroupRun(RandomRun):
         """Receive and acknowledge until nothing comes."""
         self._take_in()
         group = self.group(account)
-        for topic in _TOPICS:
+        for topic in TOPICS:
             while self._receive_of(account, group, topic, _ALL, DAY_MS):
                 self._acked(account, group, account.in_hand, random.Random(0))
         if left := [str(chain) for chain in account.to_receive]:

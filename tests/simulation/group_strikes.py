@@ -8,19 +8,19 @@ be taken for a new one, and end in the fault that would show it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from consumer_groups import ConsumerGroup
 from consumer_groups.progress_table import SAVE_EVERY_MS
 from tests.simulation.draws import Strike
-from tests.simulation.group_account import BASE, GroupAccount, Hand
-from tests.simulation.group_run import GroupRun
+from tests.simulation.group_account import BASE, Chain, GroupAccount, Hand
+from tests.simulation.group_run import TOPICS, GroupRun
 from tests.simulation.simulated_disk import Failing
 from tests.simulation.together import Together
 from tests.simulation.world import DAY_MS
 
-_TOPIC: Final = "orders"
+_TOPIC: Final = TOPICS[0]
 _ALL: Final = 1_000
 _MOST_LOSSES: Final = 2
 """After more losses of power an account knows little: each leaves more that may be so."""
@@ -42,10 +42,17 @@ class StruckGroupRun(GroupRun):
         return actions
 
     def _lose_what_was_settled(self, rng: random.Random) -> None:
-        """Some messages are settled, and the power goes before a flush."""
+        """Some messages are settled, and the power goes before a flush. Or a kill comes first, and
+        whoever opens the store then flushes, and has no groups.
+        """
+        self._deliver(rng, 3)
         self.world.flush()
         for _ in range(rng.choice([1, 2, 3])):
             rng.choice([self._ack, self._retry, self._retry, self._reject, self._redrive])(rng)
+        if rng.random() < 0.4:
+            self.world.killed()
+            self._reopen(rng)
+            self.world.flush()
         self._lose_power(rng)
 
     def _lose_a_moment_of_all(self, rng: random.Random) -> None:
@@ -54,12 +61,7 @@ class StruckGroupRun(GroupRun):
         """
         self.world.flush()
         for is_over in (False, True):
-            names = [self._name(rng) for _ in range(rng.choice([1, 1, 2, 4]))]
-            due_ms = self.world.clock.now_ms() - 1
-            self.world.schedule(names, [due_ms] * len(names), at_once=False)
-            self.world.clock.tick(1_000)
-            self.world.advance()
-            self._take_in()
+            self._deliver(rng, rng.choice([1, 1, 2, 4]))
             for account in self.accounts:
                 self._receive_of(account, self.group(account), _TOPIC, _ALL, 60_000)
                 if not is_over:
@@ -69,15 +71,24 @@ class StruckGroupRun(GroupRun):
                 self._reopen(rng)
 
     def _lose_a_retry_beside_a_flush(self, rng: random.Random) -> None:
-        """While others flush, the group goes back, and gives a message back that it had done."""
+        """While a flush saves the offsets, because another topic was worked on, the group goes back
+        in a queue, and gives a message back that it had done.
+        """
+        self._deliver(rng, 12)
         if (account := self._unordered(rng)) is None:
             return
         group = self.group(account)
-        self._receive_of(account, group, _TOPIC, _ALL, DAY_MS)
-        self._acked(account, group, account.in_hand, rng)
+        for topic in TOPICS:
+            self._receive_of(account, group, topic, _ALL, DAY_MS)
+        others = [each for each in account.in_hand if _is_elsewhere(each)]
+        self._acked(account, group, [e for e in account.in_hand if not _is_elsewhere(e)], rng)
+        self.world.flush()
         together = Together(self.world, rng)
-        together.also("flushes that save the offsets", self._flush_and_save)
         mine = random.Random(rng.random())
+        together.also(
+            "flushes that save the offsets",
+            lambda: self._flush_and_save(account, group, others[: mine.choice([1, 2, 3])], mine),
+        )
         together.also(
             f"{account.name}: back, and one retry",
             lambda: self._back_and_retry(account, group, mine),
@@ -100,14 +111,29 @@ class StruckGroupRun(GroupRun):
         with self.world.failing_at(Failing(rng.choice([1, 1, 2, 3]), "kill")):
             self._give_back(account, group, again, None, None)
 
-    def _flush_and_save(self) -> None:
-        """Flush again and again. ``seek`` flushes as well, and one flush in five seconds saves."""
-        for _ in range(4):
+    def _flush_and_save(
+        self,
+        account: GroupAccount,
+        group: ConsumerGroup,
+        chains: Sequence[Chain],
+        rng: random.Random,
+    ) -> None:
+        """Acknowledge and flush again and again: one flush in five seconds saves what changed."""
+        for chain in chains:
             self.world.clock.tick(SAVE_EVERY_MS)
+            self._acked(account, group, [chain], rng)
             with self.world.account.flushing():
                 self.world.store.flush()
 
     # --- what these are made of -------------------------------------------------------------------
+
+    def _deliver(self, rng: random.Random, count: int) -> None:
+        """So many messages reach their topics."""
+        names = [self._name(rng) for _ in range(count)]
+        self.world.schedule(names, [self.world.clock.now_ms() - 1] * count, at_once=False)
+        self.world.clock.tick(1_000)
+        self.world.advance()
+        self._take_in()
 
     def _unordered(self, rng: random.Random) -> GroupAccount | None:
         """A group whose retries are records, if there is one."""
@@ -123,7 +149,7 @@ class StruckGroupRun(GroupRun):
             self.world.account.others += begun
             group.seek(_TOPIC, "first")
         self._receive_of(account, group, _TOPIC, 1, DAY_MS)
-        hands = [chain.hand for chain in account.in_hand]
+        hands = [chain.hand for chain in account.in_hand if not _is_elsewhere(chain)]
         return next((hand for hand in hands if hand is not None and hand.stage == BASE), None)
 
     def _back_and_retry(
@@ -139,3 +165,8 @@ class StruckGroupRun(GroupRun):
         self.world.power_lost(rng, any_order=True, by_file=True)
         self._power_was_lost()
         self.world.look_as_a_broker(is_power_cut=True)
+
+
+def _is_elsewhere(chain: Chain) -> bool:
+    """Whether a message in somebody's hands is of another topic."""
+    return chain.hand is None or chain.hand.place[0] != _TOPIC

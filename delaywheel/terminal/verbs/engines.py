@@ -61,9 +61,14 @@ LEAP_MS = 3_600_000
 )
 @click.argument("store", type=STORE)
 @message_options
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Store nothing if the log has a message with this --unique-key, whatever became of it.",
+)
 @limit_options
 @engine_options
-def schedule(output: "Output", store: Path, **given: Any) -> None:
+def schedule(output: "Output", store: Path, once: bool, **given: Any) -> None:
     """Store a message now that goes into its topic later.
 
     Prints when it will be delivered, and the handle by which it can be cancelled. A store that does
@@ -79,8 +84,14 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
     how = {name: given.pop(name) for name in ENGINE_FLAGS}
     limits = {name: given.pop(name) for name in LIMIT_FLAGS}
     alias: bool = limits["start_deliver_time_alias"]
+    key = given["unique_key"]
+    if once and not key:
+        raise click.UsageError("--once needs --unique-key: it tells whether the message is there")
     requests = requested(start_deliver_time_alias=alias, **given)
     with opened(output, store, may_be_new=True, limits=limits, **how) as (engine, clock):
+        if once and _is_known(engine, key):
+            output.warn(f"{key}: a message with this key is in the log; nothing is stored")
+            return
         now_ms = clock.now_ms()
         for level in levels_beyond(requests, engine.levels):
             output.warn(level_lowered_line(level, engine.levels))
@@ -91,6 +102,13 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
     except OutputError as error:  # who tries again would have them twice
         stored = counted(len(receipts), "message is stored", "messages are stored")
         raise OutputError(f"{error}; {stored} all the same") from error
+
+
+def _is_known(engine: Any, unique_key: str) -> bool:
+    """Whether any record of the log has this key."""
+    from message_store.life.by_key import trace_message
+
+    return bool(trace_message(engine, unique_key))
 
 
 def _scheduled(
