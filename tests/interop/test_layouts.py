@@ -3,7 +3,8 @@
 in each store comes once, as it was sent.
 
 DLedger groups, consume queues in RocksDB, a log elsewhere, a group with a controller, and a slave
-that acted as master. All of it is overdue: what comes early is for other modules.
+that acted as master. Of stores with a used wheel it is the levels, of which alone a target is made.
+All of it is overdue: what comes early is for other modules.
 """
 
 import json
@@ -20,7 +21,7 @@ import pytest
 
 from message_store.files.places import placed
 from migrate.convert import convert_merged
-from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
+from migrate.settings import ConvertOptions, read_broker_conf
 from migrate.source.places import places_in
 from migrate.source.replicas import choose_of_group
 from migrate.verify.verify import verify_all
@@ -28,10 +29,13 @@ from tests.independent.real_stores import (
     ACTING_SLAVE_55,
     CONTROLLER_55,
     DLEDGER_GROUPS,
+    FIXTURE_GROUP,
     FIXTURES,
+    LEVELS_551_CLEAN,
     LOG_ELSEWHERE_49,
     ROCKSDB_STORES,
     TWO_LOGS_49,
+    WHEELS_551,
     RealStore,
     unpack,
     unpack_group,
@@ -41,13 +45,11 @@ from tests.interop.account import once
 from tests.interop.conftest import MakeBroker, Tell
 from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge, Received, copy_store
+from tests.migrate.conversions import SMALL_FILES
 
+ORDINARY: Final = (LEVELS_551_CLEAN, *ROCKSDB_STORES, *WHEELS_551)
 NEW: Final = ("5.3.3", NEWEST, LAST)
-FIXTURE_GROUP: Final = "fixture_group"
 ACTED: Final = "a1"
-SMALL_FILES: Final = TargetSettings(
-    commit_log_file_bytes=1 << 20, queue_file_bytes=40_000, timer_log_file_bytes=102_400
-)
 
 pytestmark = [pytest.mark.nightly, pytest.mark.interop(*NEW)]
 
@@ -63,6 +65,7 @@ class Source:
     root: Path
     waiting: Sequence[Message]
     topics: frozenset[str]
+    levels_only: bool = False
 
     @classmethod
     def of(cls, store: RealStore) -> "Source":
@@ -72,6 +75,7 @@ class Source:
             store.root,
             [(line.unique_key, line.kind == "retry", line.body_sha1) for line in lines],
             frozenset(store.about["topics"]),
+            levels_only=store.name in WHEELS_551,
         )
 
 
@@ -144,7 +148,7 @@ def converted(scratch: Path, held: ExitStack) -> tuple[list[Source], Path]:
     here = scratch / "sources"
     sources = [
         *(best_of_group(name, here / name) for name in (*DLEDGER_GROUPS, CONTROLLER_55)),
-        *(Source.of(unpack(name, here / name)) for name in ROCKSDB_STORES),
+        *(Source.of(unpack(name, here / name)) for name in ORDINARY),
         *(with_places(name, here / name, held) for name in (TWO_LOGS_49, LOG_ELSEWHERE_49)),
         slave_that_acted(here / ACTING_SLAVE_55),
     ]
@@ -154,6 +158,7 @@ def converted(scratch: Path, held: ExitStack) -> tuple[list[Source], Path]:
             source=source.root,
             target=target,
             settings=SMALL_FILES,
+            levels_only=source.levels_only,
             after_crash=(source.root / "abort").exists(),
         )
         for source in sources
