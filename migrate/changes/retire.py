@@ -181,9 +181,9 @@ def retire_members(
                 _finish_begun(root)
             state = DONE if execute else PLANNED
             # The converted member is the last: as long as it is not done, nothing seems to be.
-            others = [root for root in roots if root is not converted]
-            plans = [(root, *_plan_other(root, target, conversion, state)) for root in others]
             report, backlog = _plan(converted, target, conversion, state)
+            others = [root for root in roots if root is not converted]
+            plans = [(root, *_plan_other(root, report, conversion, state)) for root in others]
             plans.append((converted, report, backlog.offsets))
             if execute:
                 reports = {each[0]: _move_offsets(*each) for each in plans}
@@ -264,10 +264,11 @@ def _agree(root: StoreRoot, converted: StoreRoot, end: int) -> bool:
 
 
 def _plan_other(
-    root: StoreRoot, target: Path, conversion: "_Conversion", state: str
+    root: StoreRoot, converted: RetireReport, conversion: "_Conversion", state: str
 ) -> tuple[RetireReport, DelayOffsets]:
     """What moves in another member: levels of the converted one, from where they are here; also
     those of which the converted one had delivered everything, and this one does not know it yet.
+    Levels that stay there stay here, too: whoever is elected delivers them.
     """
     offsets = read_delay_offsets(root.path, conversion.settings.offsets)
     moving = []
@@ -276,13 +277,8 @@ def _plan_other(
         if _moves_as_a_whole(conversion, level) and stored < level.to_offset:
             facts = {name: getattr(level, name) for name in _RETIRED}
             moving.append(RetiredLevel(**{**facts, "from_offset": stored}))
-    report = RetireReport(
-        source=str(root.path),
-        target=str(target),
-        state=state if moving else NOTHING,
-        levels=tuple(moving),
-        stays={},
-    )
+    state = state if moving else NOTHING
+    report = attrs.evolve(converted, source=str(root.path), state=state, levels=tuple(moving))
     return report, offsets
 
 

@@ -6,10 +6,11 @@ stands in the hour wheel.
 """
 
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 
-from message_store.base.errors import PlanError
+from message_store.base.errors import DelayStoreError, PlanError, TargetError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
@@ -67,6 +68,22 @@ def seal_index(rows: TargetRows, staging: Staging) -> None:
         db.write(db.batch(), state)
     claim(store, Active(TO_THE_MILLISECOND, precision_ms))
     guard(store)
+
+
+def require_index(directory: Path) -> None:
+    """Raise TargetError on a disk on which RocksDB does not work. It needs locks and syncs of
+    directories, which the rest of a conversion does without.
+    """
+    path = directory / "tried-index"
+    try:
+        IndexDb(path).close()
+    except DelayStoreError as error:
+        raise TargetError(
+            f"{directory}: RocksDB does not work on this disk ({error}); convert to another disk,"
+            " or without --to hierarchy"
+        ) from error
+    finally:
+        clear(path)
 
 
 def _read_facts(log: SegmentReader, offsets: Int64s, sizes: Int64s) -> TimerFacts:

@@ -9,7 +9,8 @@ from message_store.files.array_room import row_blocks
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Plan
 from migrate.plan.target_rows import TargetRows
-from migrate.settings import WHEEL
+from migrate.settings import HIERARCHY, WHEEL
+from migrate.write.hierarchy_index import require_index
 from migrate.write.publishing import forbid_start, require_unused
 from migrate.write.staging import Staging, clear_staging, require_renames, target_errors
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
@@ -68,6 +69,8 @@ def create_staging(plan: Plan, staging: Staging) -> None:
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
     require_renames(staging.path)
+    if plan.engine == HIERARCHY:
+        require_index(staging.path)
     forbid_start(staging)
 
 

@@ -15,6 +15,8 @@ import attrs
 from tests.independent.raw_files import segments
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURE_GROUP = "fixture_group"
+"""The consumer group of every one of these brokers."""
 
 LEVELS_49_CLEAN = "levels-4.9.7-clean"
 LEVELS_49_CRASH = "levels-4.9.7-crash"
@@ -37,6 +39,9 @@ ROCKSDB_55_CLEAN = "levels-5.5.1-rocksdb-queues"
 ROCKSDB_55_CRASH = "levels-5.5.1-rocksdb-queues-crash"
 ROCKSDB_55_BEHIND = "levels-5.5.1-rocksdb-queues-behind"
 ROCKSDB_55_WHEEL = "wheel-5.5.1-rocksdb-queues"
+LEVELS_551_CLEAN = "levels-5.5.1-clean"
+WHEEL_551_CLEAN = "wheel-5.5.1-clean"
+WHEEL_551_POP = "wheel-5.5.1-pop"
 COMBINED_55_CLEAN = "levels-5.5.1-combine"
 COMBINED_55_CRASH = "levels-5.5.0-combine-crash"
 
@@ -45,6 +50,7 @@ ALL_STORES = [*LEVEL_STORES, WHEEL_55_CLEAN]
 DLEDGER_GROUPS = [DLEDGER_49_CLEAN, DLEDGER_49_CRASH, DLEDGER_49_UPGRADED, DLEDGER_55_CLEAN]
 COMBINED_STORES = [COMBINED_55_CLEAN, COMBINED_55_CRASH]
 ROCKSDB_STORES = [ROCKSDB_55_CLEAN, ROCKSDB_55_CRASH, ROCKSDB_55_BEHIND, *COMBINED_STORES]
+WHEELS_551 = [WHEEL_551_CLEAN, WHEEL_551_POP, ROCKSDB_55_WHEEL]
 ABSENT = "absent"
 
 
@@ -53,7 +59,7 @@ class TruthLine:
     """One message: what its producer sent, and where it was when the broker stopped."""
 
     kind: str
-    """`sent` by a producer, or `retry`: returned by a consumer."""
+    """`sent`, `retry`: returned by a consumer, or `pop`: for what a pop consumer took."""
     state: str
     """delivered, pending, normal (no delay), half, rolledback, recalled."""
     unique_key: str
@@ -107,9 +113,14 @@ class RealStore:
         queue = next((self.root / "consumequeue" / "SCHEDULE_TOPIC_XXXX").iterdir())
         return segments(queue)[0].stat().st_size
 
+    @property
+    def pending(self) -> list[TruthLine]:
+        """What waits, in a level or in a wheel."""
+        return [line for line in self.truth if line.state == "pending"]
+
     def pending_in_levels(self) -> list[TruthLine]:
         """What a conversion must yield, in the order of the levels and their queues."""
-        lines = [line for line in self.truth if line.state == "pending" and line.level is not None]
+        lines = [line for line in self.pending if line.level is not None]
         return sorted(lines, key=lambda line: (line.level, line.delay_queue_offset))
 
 

@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import attrs
 
+from tests.independent.real_stores import FIXTURE_GROUP
 from tests.interop.account import user_properties
 from tests.interop.broker import Broker
 from tests.interop.judge import Judge, Received, Sent, copy_store, queues_of
 from tests.interop.workload import TOPIC_TABLE, TOPICS, Outgoing, varied
 
-GROUP: Final = "fixture_group"
+GROUP: Final = FIXTURE_GROUP
 RETRY_PREFIX: Final = "%RETRY%"
 RETRY_TOPIC: Final = RETRY_PREFIX + GROUP
 LEVEL_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"

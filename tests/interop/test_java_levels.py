@@ -8,20 +8,18 @@ others' clocks in the end. What a level delivers is equal then, and delayOffset.
 
 import random
 import shutil
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
 import attrs
 import pytest
 
-from compare.rocketmq.jars import classes, jars
-from compare.rocketmq.java_engines import JAVA_ROOT, OPENED
 from message_store import AfterMs, AtLevel
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import LEVEL_TOPIC
 from tests.independent.raw_files import commit_log_records, read_range
+from tests.interop.witness import run_witness
 from tests.legacy_levels.test_against_reference import (
     DAMAGES,
     HALF,
@@ -34,7 +32,6 @@ from tests.legacy_levels.test_against_reference import (
 )
 
 VERSION = "4.9.7"
-DEADLINE_S = 300.0
 TOGETHER = 24
 """So many stores are carried on by one JVM."""
 LONGER_THAN_ANY_LEVEL_MS = 120_000
@@ -146,17 +143,9 @@ def step(machine: AgainstReference, dice: random.Random) -> None:
 
 def run_java(histories: list[History], scratch: Path) -> None:
     """RocketMQ delivers from all of their stores."""
-    sources = [JAVA_ROOT / "Entrant.java", JAVA_ROOT / "LevelsEntrant.java"]
-    witness = Path(__file__).parent / "java" / "LevelsWitness.java"
-    made = classes(VERSION, "witness", [*sources, witness])
-    sizes = map(str, (SMALL.commit_log_file_bytes, SMALL.queue_file_bytes))
-    command = [
-        "java", "-Xmx1g", *OPENED, f"-Duser.home={scratch}",
-        "-cp", f"{made}:{jars(VERSION)}/*", "LevelsWitness", LEVELS.text(), *sizes,
-        *(f"{each.java}={each.wanted}" for each in histories),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-4_000:]
+    sizes = SMALL.commit_log_file_bytes, SMALL.queue_file_bytes
+    stores = [f"{each.java}={each.wanted}" for each in histories]
+    run_witness(VERSION, "Levels", scratch, LEVELS.text(), *sizes, *stores)
 
 
 @pytest.mark.interop(VERSION)

@@ -9,16 +9,14 @@ slot, and when a message rolls, depend on when a broker looks.
 
 import random
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import attrs
 import pytest
 
-from compare.rocketmq.jars import classes, jars
-from compare.rocketmq.java_engines import JAVA_ROOT, OPENED
 from tests.independent.raw_records import RawRecord
+from tests.interop.witness import run_witness
 from tests.timer_wheel.reference import test_oracle
 from tests.timer_wheel.reference.test_oracle import (
     LOG_FILE_BYTES,
@@ -30,7 +28,6 @@ from tests.timer_wheel.reference.test_oracle import (
 )
 
 VERSION = "5.5.0"
-DEADLINE_S = 400.0
 STORES = 6
 """One after the other in a JVM: each is most of a broker."""
 AGO_MS = 900_000
@@ -117,17 +114,9 @@ def step(machine: WheelMachine, dice: random.Random) -> None:
 
 def run_java(histories: list[History], scratch: Path) -> None:
     """RocketMQ delivers from all of their stores."""
-    sources = [JAVA_ROOT / "Entrant.java", JAVA_ROOT / "WheelEntrant.java"]
-    witness = Path(__file__).parent / "java" / "WheelWitness.java"
-    made = classes(VERSION, "witness", [*sources, witness])
-    sizes = map(str, (LOG_FILE_BYTES, SMALL.queue_file_bytes, TIMER_FILE_BYTES))
-    command = [
-        "java", "-Xmx1g", *OPENED, f"-Duser.home={scratch}",
-        "-cp", f"{made}:{jars(VERSION)}/*", "WheelWitness", *sizes, "orders",
-        *(f"{each.java}={each.machine.window_slots}={each.wanted}" for each in histories),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-4_000:]
+    sizes = LOG_FILE_BYTES, SMALL.queue_file_bytes, TIMER_FILE_BYTES
+    stores = [f"{each.java}={each.machine.window_slots}={each.wanted}" for each in histories]
+    run_witness(VERSION, "Wheel", scratch, *sizes, "orders", *stores)
 
 
 @pytest.mark.interop(VERSION)

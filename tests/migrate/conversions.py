@@ -31,6 +31,11 @@ SMALL = TargetSettings(
 )
 """Files so small that a handful of messages fills several of each kind."""
 
+SMALL_FILES = TargetSettings(
+    commit_log_file_bytes=1 << 20, queue_file_bytes=2000 * 20, timer_log_file_bytes=50_000
+)
+"""As small as those of the stores that real brokers left."""
+
 STORE_ARGUMENTS = frozenset(
     {
         "dialect",

@@ -16,11 +16,15 @@ import pytest
 from message_store.base.errors import TargetError
 from migrate.convert import convert, convert_merged
 from migrate.settings import ConvertOptions
+from tests.helpers.tiers import by_turns
+from tests.independent.dledger_member import make_member
+from tests.independent.queue_database import move_queues
 from tests.migrate.conversions import broker_files
 from tests.migrate.stopped_conversions import MARKER, made_merge
 from tests.migrate.stops import Stopped, stopping_before
 
 Command = Callable[[Path], object]
+SHAPES = ["one store", "two stores", "a second plan", "a DLedger member", "queues in RocksDB"]
 
 
 def of_one(members: Sequence[ConvertOptions]) -> Command:
@@ -31,19 +35,15 @@ def of_all(members: Sequence[ConvertOptions]) -> Command:
     return lambda target: convert_merged([attrs.evolve(each, target=target) for each in members])
 
 
-@pytest.mark.check
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, 9, 3),
-        *(pytest.param(number, marks=pytest.mark.nightly) for number in range(9) if number % 3),
-    ],
-)
-@pytest.mark.parametrize("shape", ["one store", "two stores", "a second plan"])
+@pytest.mark.parametrize(("shape", "first"), by_turns(SHAPES, range(9)))
 def test_a_conversion_that_ends_before_any_change_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, first: int
 ) -> None:
     members = made_merge(tmp_path, 2)
+    if shape == "a DLedger member":
+        make_member(members[0].source)
+    elif shape == "queues in RocksDB":
+        move_queues(members[0].source)
     command = of_all(members) if shape == "two stores" else of_one(members)
     if shape == "a second plan":
         monkeypatch.setattr("migrate.plan.plan.RESERVE_MAX", 0)

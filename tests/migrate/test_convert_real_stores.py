@@ -25,14 +25,12 @@ from tests.independent.real_stores import (
     unpack,
 )
 from tests.migrate.conversions import (
+    SMALL_FILES,
     assert_is_the_truth,
     checked_target,
     disk_bytes,
 )
 
-SMALL_FILES = TargetSettings(
-    commit_log_file_bytes=1 << 20, queue_file_bytes=2000 * 20, timer_log_file_bytes=50_000
-)
 REPEATED = {LEVELS_49_CRASH: 206}
 
 

@@ -372,7 +372,8 @@ def _id_key(era: int, bucket: int, queue_offset: int) -> bytes:
 
 def _ours(path: Path, error: Exception) -> DelayStoreError:
     text = " ".join(reason_of(error).split())
-    if "lock hold by current process" in text or "While lock file" in text:
+    is_held = "While lock file" in text and "temporarily unavailable" in text
+    if is_held or "lock hold by current process" in text:
         return SourceError(f"{path}: somebody else has it open: {text}")
     if text.startswith(("Corruption", "Invalid argument")) or "No such file" in text:
         return DamagedIndexError(text, path=path)

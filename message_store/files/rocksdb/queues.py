@@ -63,7 +63,7 @@ _MAX = b"\1max\1"
 _QUEUE_ID_BYTES = 4
 _FILE_BYTES = 300_000 * QUEUE_UNIT.size
 
-_State: TypeAlias = tuple[tuple[str, int, int], ...]
+_State: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 def has_queue_database(root: Path) -> bool:
@@ -159,14 +159,15 @@ def queues_directory(root: Path) -> Path:
 
 
 class _Copies:
-    """What this process has copied: of each database the state that it had, and the directory.
+    """What this process has copied: of each database the state that it had, and the files made.
 
-    An older copy stays until the process ends, because somebody may be reading it.
+    An older copy stays until the process ends, because somebody may be reading it. A copy of which
+    somebody cleaned up a part is made anew: its queues would look shorter than they are.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._made: dict[Path, tuple[_State, Path]] = {}
+        self._made: dict[Path, tuple[_State, Path, list[Path]]] = {}
         self._directories: list[Path] = []
         belongs_to_this_process(self)
         atexit.register(self._remove)
@@ -174,15 +175,16 @@ class _Copies:
     def of(self, database: Path) -> Path:
         """The directory with the queues of this database."""
         with self._lock:
+            # A database that is restored with its times (`cp -a`) has other times of change.
             state = tuple(
-                (path.name, facts.st_size, facts.st_mtime_ns)
+                (path.name, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
                 for path, facts in database_files(database)
             )
-            known = self._made.get(database.absolute())
-            if known is not None and known[0] == state:
-                return known[1]
-            directory = self._copy(database)
-            self._made[database.absolute()] = state, directory
+            known_state, directory, files = self._made.get(database.absolute(), ((), database, []))
+            if known_state != state or sorted(directory.rglob("*")) != files:
+                directory = self._copy(database)
+                files = sorted(directory.rglob("*"))
+                self._made[database.absolute()] = state, directory, files
             return directory
 
     def _copy(self, database: Path) -> Path:

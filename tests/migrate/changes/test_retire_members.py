@@ -125,6 +125,22 @@ def test_a_level_that_was_delivered_as_a_whole_moves_in_members_that_do_not_know
     assert [offsets_of(root) for root in group] == [{3: 4, 4: 4, 5: 4}] * 3
 
 
+def test_levels_that_were_not_converted_stay_as_they_are_in_every_member(tmp_path: Path) -> None:
+    """Of level 3 the followers know an older offset, which is theirs to repeat from."""
+    group = [member.root for member in make_group(tmp_path / "group", delivered=1)]
+    facts = {"source": group[0], "now_ms": T0 + 500}
+    options = options_for(tmp_path, **facts, only_levels=(4,))
+    assert convert(options).total("converted") == 4
+    reports = retire_all(group, options.target, execute=True)
+    assert [report.stays for report in reports] == [{3: 3, 5: 4}] * 3
+    assert [offsets_of(root) for root in group] == [{3: 1, 4: 4}, {3: 0, 4: 4}, {3: 0, 4: 4}]
+    assert [len(read_backlog(root)) for root in group] == [7, 8, 8]
+    rest = options_for(tmp_path, **facts, target=tmp_path / "rest", only_levels=(3, 5))
+    assert convert(rest).total("converted") == 7
+    assert [report.stays for report in retire_all(group, rest.target, execute=True)] == [{}] * 3
+    assert [offsets_of(root) for root in group] == [{3: 4, 4: 4, 5: 4}] * 3
+
+
 def test_a_retired_member_can_be_rolled_back(tmp_path: Path, group: list[Path]) -> None:
     target = converted(tmp_path, group[0])
     retire_all(group, target, execute=True)

@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores that real brokers left in another form than one directory of files. They are members of
 DLedger groups (4.9.7, 5.5.0), have queues in RocksDB (5.5.1) or a log in other places (4.9.7). All
-are read as the truth says, converted to it, and stay as they were.
+are read as the truth says, converted to it, and stay as they were; so are ordinary ones of 5.5.1.
 """
 
+import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.files.config_files import read_groups, read_topics
 from message_store.files.places import placed
+from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Pending
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
-from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
+from migrate.settings import ConvertOptions, read_broker_conf
 from migrate.source.places import places_in
+from migrate.source.sources import WheelNotEmptyError
 from migrate.table.export import export_parquet
-from migrate.table.pending_table import TableOptions
+from migrate.table.pending_batches import pending_batches
+from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
+from migrate.table.wheel_commit import begin_write, commit_rows
+from migrate.table.wheel_staging import WriteRun, stage_rows
 from migrate.verify.verify import verify
 from tests.independent.raw_files import record_at
 from tests.independent.real_stores import (
@@ -34,22 +43,26 @@ from tests.independent.real_stores import (
     DLEDGER_49_CRASH,
     DLEDGER_49_UPGRADED,
     DLEDGER_55_CLEAN,
+    FIXTURE_GROUP,
+    LEVELS_551_CLEAN,
     LOG_ELSEWHERE_49,
     ROCKSDB_55_BEHIND,
     ROCKSDB_55_CLEAN,
     ROCKSDB_55_CRASH,
     ROCKSDB_STORES,
     TWO_LOGS_49,
+    WHEELS_551,
     RealStore,
     unpack,
     unpack_group,
 )
-from tests.migrate.conversions import assert_is_the_truth
+from tests.migrate.conversions import SMALL_FILES, assert_is_the_truth
 from tests.migrate.mixed_store import state_of
 
 Source = tuple[str, str]
 """The name of a fixture, and the member in it or nothing."""
 IN_ROCKSDB: list[Source] = [(name, "") for name in ROCKSDB_STORES]
+ORDINARY: list[Source] = [(LEVELS_551_CLEAN, "")]
 ELSEWHERE: list[Source] = [(TWO_LOGS_49, ""), (LOG_ELSEWHERE_49, "")]
 ONE_OF_EACH: list[Source] = [
     (DLEDGER_49_CLEAN, "n0"),
@@ -71,10 +84,7 @@ COPIED_LAST = {
 """The truth was read from queues. The log of a killed follower ends with an entry that no queue has
 yet: the copy that the leader had just delivered of this message.
 """
-SMALL_FILES = TargetSettings(
-    commit_log_file_bytes=1 << 20, queue_file_bytes=2000 * 20, timer_log_file_bytes=50_000
-)
-FIXTURE_GROUP = "fixture_group"
+STORED_ANEW = ("store_ms", "size_bytes", "commit_log_offset")
 Unpacked = Callable[[Source], RealStore]
 
 
@@ -125,7 +135,7 @@ def each_of(*sources: Source) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("store", sources, indirect=True, ids=names)
 
 
-@each_of(*IN_ROCKSDB, *MEMBERS)
+@each_of(*ORDINARY, *IN_ROCKSDB, *MEMBERS)
 def test_exactly_what_was_pending_is_found(store: RealStore) -> None:
     backlog = read_backlog(store.root, after_crash=store.is_crashed)
     rows = zip(
@@ -147,7 +157,7 @@ def test_exactly_what_was_pending_is_found(store: RealStore) -> None:
     assert backlog.damaged_places == ()
 
 
-@each_of(*IN_ROCKSDB, *MEMBERS, *ELSEWHERE)
+@each_of(*ORDINARY, *IN_ROCKSDB, *MEMBERS, *ELSEWHERE)
 def test_inspect_and_pending_say_the_same(store: RealStore) -> None:
     seen = inspect_store(store.root, now_ms=store.stopped_ms)
     truth = store.pending_in_levels()
@@ -162,7 +172,7 @@ def test_inspect_and_pending_say_the_same(store: RealStore) -> None:
 
 
 @pytest.mark.check
-@each_of(*IN_ROCKSDB, *ONE_OF_EACH, *ELSEWHERE)
+@each_of(*ORDINARY, *IN_ROCKSDB, *ONE_OF_EACH, *ELSEWHERE)
 def test_a_real_store_is_converted_to_the_truth_and_verified(
     store: RealStore, tmp_path: Path
 ) -> None:
@@ -180,7 +190,7 @@ def test_a_real_store_is_converted_to_the_truth_and_verified(
 
 
 @pytest.mark.check
-@each_of(*IN_ROCKSDB, *ONE_OF_EACH, *ELSEWHERE)
+@each_of(*ORDINARY, *IN_ROCKSDB, *ONE_OF_EACH, *ELSEWHERE)
 def test_check_reads_a_real_store(store: RealStore) -> None:
     report = check_store(store.root, CheckOptions(now_ms=store.stopped_ms, disk_used=0.1))
     codes = {finding.code for finding in report.findings}
@@ -202,3 +212,80 @@ def test_pending_messages_are_exported(store: RealStore, tmp_path: Path) -> None
 def test_a_store_is_a_table_in_spark(store: RealStore, spark: SparkSession) -> None:
     table = spark.read.format("rocketmq_levels").load(str(store.root))
     assert table.where("problem is null").count() == len(store.pending_in_levels())
+
+
+# --- wheels: their timers are read, their levels converted ----------------------------------------
+
+
+@each_of(*((name, "") for name in WHEELS_551))
+def test_what_waits_in_a_wheel_and_in_levels_is_listed_and_exported(
+    store: RealStore, tmp_path: Path
+) -> None:
+    wanted = Counter((e.unique_key, e.topic, e.tags, e.level, e.body_sha1) for e in store.pending)
+    timers = sum(line.level is None for line in store.pending)
+    assert 900 < timers < wanted.total()
+    seen = inspect_store(store.root, now_ms=store.stopped_ms)
+    assert seen.wheel is not None
+    assert (seen.wheel.pending, seen.pending) == (timers, wanted.total())
+    listed = list(pending_messages(store.root, now_ms=store.stopped_ms))
+    assert Counter(
+        (each.unique_key, each.topic, each.tags, each.level)
+        for each in listed
+        if isinstance(each, Pending)
+    ) == Counter(line[:4] for line in wanted.elements())
+    assert len(listed) == wanted.total()
+    out = tmp_path / "out.parquet"
+    options = TableOptions(now_ms=store.stopped_ms, include_body=True)
+    assert export_parquet(store.root, out, options=options).unreadable == 0
+    columns = ("unique_key", "topic", "tags", "level", "body", "sys_flag")
+    rows = zip(*(pq.read_table(out)[name].to_pylist() for name in columns), strict=True)
+    assert Counter((*row[:4], sha1_of(*row[4:])) for row in rows) == wanted
+
+
+def sha1_of(body: bytes, sys_flag: int) -> str:
+    """Of a body as it was sent: its client may have packed it."""
+    return hashlib.sha1(zlib.decompress(body) if sys_flag & 1 else body).hexdigest()
+
+
+@each_of(*((name, "") for name in WHEELS_551))
+def test_of_a_store_with_a_used_wheel_the_levels_alone_are_converted(
+    store: RealStore, tmp_path: Path
+) -> None:
+    options = ConvertOptions(
+        source=store.root,
+        target=tmp_path / "target",
+        now_ms=store.stopped_ms,
+        settings=SMALL_FILES,
+    )
+    with pytest.raises(WheelNotEmptyError, match="--levels-only converts the levels alone"):
+        convert(options)
+    options = attrs.evolve(options, levels_only=True)
+    assert_is_the_truth(store, options, convert(options))
+    assert verify(store.root, options.target, spark=None).is_clean
+
+
+@each_of(*((name, "") for name in WHEELS_551))
+def test_timers_become_a_new_wheel_as_a_table(store: RealStore, tmp_path: Path) -> None:
+    """The way out for those that no conversion takes; here without Spark."""
+    options = TableOptions(now_ms=store.stopped_ms, include_body=True, precision_ms=1_000)
+
+    def timers_of(root: Path) -> pa.Table:
+        rows = pending_rows(root, WHEEL, options)
+        batches = pending_batches(StoreRoot(root), WHEEL, rows, options)
+        return pa.Table.from_batches(batches, options.schema)
+
+    table = timers_of(store.root)
+    run = WriteRun(tmp_path / "wheel", "run", store.stopped_ms, SMALL_FILES)
+    begin_write(run, overwrite=False)
+    commit_rows(run, [stage_rows(run, 0, iter(table.to_batches()))], overwrite=False)
+    same = [name for name in table.schema.names if name not in STORED_ANEW]
+    before, after = (each.select(same).to_pylist() for each in (table, timers_of(run.target)))
+    assert sorted(before, key=repr) == sorted(after, key=repr)
+    assert len(before) == sum(line.level is None for line in store.pending)
+
+
+@pytest.mark.check
+@each_of(*((name, "") for name in WHEELS_551))
+def test_check_finds_no_error_in_a_wheel(store: RealStore) -> None:
+    report = check_store(store.root, CheckOptions(now_ms=store.stopped_ms, disk_used=0.1))
+    assert [f.code for f in report.findings if f.severity.value == "error"] == []

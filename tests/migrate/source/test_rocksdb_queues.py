@@ -32,7 +32,7 @@ from migrate.convert import convert
 from migrate.in_place.convert import convert_in_place
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
-from migrate.settings import ConvertOptions, TargetSettings
+from migrate.settings import ConvertOptions
 from migrate.source.sources import WheelNotEmptyError
 from migrate.verify.verify import verify
 from tests.independent.level_store_builder import T0
@@ -48,6 +48,7 @@ from tests.independent.queue_database import (
 )
 from tests.independent.raw_records import SCHEDULE_TOPIC
 from tests.independent.real_stores import (
+    FIXTURE_GROUP,
     ROCKSDB_55_CLEAN,
     ROCKSDB_55_CRASH,
     ROCKSDB_55_WHEEL,
@@ -58,10 +59,6 @@ from tests.migrate.conversions import broker_files, options_for
 from tests.migrate.mixed_store import ITEMS, PENDING, state_of
 from tests.migrate.mixed_store import build as build_files
 
-SMALL_FILES = TargetSettings(
-    commit_log_file_bytes=1 << 20, queue_file_bytes=2000 * 20, timer_log_file_bytes=50_000
-)
-FIXTURE_GROUP = "fixture_group"
 Stores = Callable[[str], RealStore]
 
 
@@ -112,31 +109,6 @@ def test_topics_groups_and_offsets_are_those_in_rocksdb(real_store: Stores) -> N
 # --- a wheel with its queue in RocksDB ------------------------------------------------------------
 
 
-def timers_pending(store: RealStore) -> Counter[tuple[str | None, str]]:
-    return Counter(
-        (line.unique_key, line.topic)
-        for line in store.truth
-        if line.state == "pending" and line.level is None
-    )
-
-
-def found_timers(root: Path, now_ms: int) -> Counter[tuple[str | None, str]]:
-    return Counter(
-        (each.unique_key, each.topic)
-        for each in pending_messages(root, now_ms=now_ms)
-        if isinstance(each, Pending) and each.level is None
-    )
-
-
-def test_a_wheel_with_its_queue_in_rocksdb_is_read_as_the_truth_says(real_store: Stores) -> None:
-    store = real_store(ROCKSDB_55_WHEEL)
-    wanted = timers_pending(store)
-    assert wanted.total() > 900
-    assert found_timers(store.root, store.stopped_ms) == wanted
-    seen = inspect_store(store.root, now_ms=store.stopped_ms)
-    assert seen.pending == wanted.total() + len(store.pending_in_levels())
-
-
 @pytest.mark.check
 def test_timers_that_were_lost_with_their_queue_are_found_in_the_log(
     real_store: Stores, tmp_path: Path
@@ -147,7 +119,11 @@ def test_timers_that_were_lost_with_their_queue_are_found_in_the_log(
     shutil.rmtree(root / "consumequeue")
     write_rows(root, [], root / "consumequeue")
     (root / "abort").touch()
-    assert found_timers(root, store.stopped_ms) == timers_pending(store)
+    assert Counter(
+        (each.unique_key, each.topic, each.level)
+        for each in pending_messages(root, now_ms=store.stopped_ms)
+        if isinstance(each, Pending)
+    ) == Counter((line.unique_key, line.topic, line.level) for line in store.pending)
     options = options_for(tmp_path, source=root, now_ms=store.stopped_ms, after_crash=True)
     with pytest.raises(WheelNotEmptyError):
         convert(options)
@@ -225,6 +201,29 @@ def test_a_changed_database_is_read_anew(tmp_path: Path, made: Path) -> None:
     assert StoreRoot(made).consume_queues == queues
     write_database(made / "consumequeue", {"default": {}, "offset": {}})
     assert StoreRoot(made).consume_queues != queues
+
+
+def test_a_database_that_was_replaced_with_its_lengths_and_times_is_read_anew(
+    tmp_path: Path, made: Path
+) -> None:
+    """As `cp -a` or `rsync -a` puts a backup back."""
+    database, backup = made / "consumequeue", tmp_path / "backup"
+    shutil.copytree(database, backup)
+    queues = StoreRoot(made).consume_queues
+    facts = {path.name: path.stat() for path in database.iterdir()}
+    shutil.rmtree(database)
+    shutil.copytree(backup, database)
+    for name, was in facts.items():
+        os.utime(database / name, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert StoreRoot(made).consume_queues != queues
+
+
+def test_a_copy_that_was_cleaned_up_in_part_is_made_anew(made: Path) -> None:
+    wanted = read_backlog(made).commit_log_offset.tolist()
+    shutil.rmtree(StoreRoot(made).level_queue(4))
+    assert read_backlog(made).commit_log_offset.tolist() == wanted
+    shutil.rmtree(StoreRoot(made).consume_queues.parent)
+    assert read_backlog(made).commit_log_offset.tolist() == wanted
 
 
 def test_a_copy_that_was_stopped_is_begun_again(
