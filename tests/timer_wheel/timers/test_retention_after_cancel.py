@@ -127,6 +127,7 @@ def test_a_marker_keeps_its_file_while_its_target_may_come(
     store.close()
 
 
+@pytest.mark.filterwarnings("ignore::message_store.base.errors.OtherEngineWarning")
 def test_where_nothing_waits_the_timer_log_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
