@@ -64,10 +64,12 @@ class TestExact(Exact, MemoryContract):
     pass
 
 
+@pytest.mark.check
 class TestSlots(Slots, MemoryContract):
     pass
 
 
+@pytest.mark.check
 class TestFineSlots(FineSlots, MemoryContract):
     pass
 
