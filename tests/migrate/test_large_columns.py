@@ -9,6 +9,7 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,24 @@ def verified(options: ConvertOptions) -> int:
     return verify(options.source, options.target, spark=None).converted
 
 
-# Which tasks fall together differs from run to run.
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each task of a pool of threads ends before the next begins. Which of them fall together, and
+    need their memory at once, differs from run to run.
+    """
+    submit = ThreadPoolExecutor.submit
+
+    def submit_and_wait(*task: Any, **named: Any) -> Future[Any]:
+        future = submit(*task, **named)
+        wait([future])
+        return future
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_and_wait)
+
+
 # Columns in memory would be hundreds of bytes a message.
 @pytest.mark.check
-@pytest.mark.usefixtures("traced")
+@pytest.mark.usefixtures("traced", "one_by_one")
 @pytest.mark.parametrize("work", [converted, verified])
 def test_memory_does_not_grow_with_messages(
     work: Callable[[ConvertOptions], int],
