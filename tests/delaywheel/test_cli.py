@@ -697,6 +697,7 @@ def test_every_verb_takes_quiet_and_every_reading_verb_a_now() -> None:
     assert isinstance(cli.main, click.Group)
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_an_interrupted_program_says_one_sentence(tmp_path: Path) -> None:
     source = tmp_path / "source"  # large enough not to be converted before the signal comes

@@ -233,7 +233,7 @@ def _open_and_abandon(bench: Bench) -> None:
         bench.open().abandon()
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("is_named", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_an_opening_that_is_killed_gives_no_copy_to_an_equal_message(
     tmp_path: Path, is_named: bool
 ) -> None:

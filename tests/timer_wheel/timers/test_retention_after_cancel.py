@@ -229,7 +229,7 @@ def require_left_alone(store: WheelStore) -> None:
     assert any(within)
 
 
-@pytest.mark.parametrize("is_reopened", [False, True])
+@pytest.mark.parametrize("is_reopened", [pytest.param(False, marks=pytest.mark.check), True])
 def test_a_unit_whose_record_retention_took_is_given_no_other(
     tmp_path: Path, *, is_reopened: bool
 ) -> None:
