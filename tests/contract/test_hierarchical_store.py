@@ -61,6 +61,6 @@ class TestSeconds(Hierarchy, DurableStoreContract):
     precision_ms = 1_000
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 class TestTenths(Hierarchy):
     precision_ms = 100
