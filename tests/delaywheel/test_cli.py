@@ -680,7 +680,7 @@ def test_the_installed_command_from_end_to_end(source: Path, tmp_path: Path) -> 
     assert installed("inspect", source, "--now", NOW)["pending"] == 3
     target = tmp_path / "target"
     assert installed("convert", source, target, "--now", NOW)["converted"] == 3
-    assert installed("verify", source, target)["missing"] == 0
+    assert installed("verify", "--in-process", source, target)["missing"] == 0
     assert installed("inspect", target, "--now", NOW)["wheel"]["pending"] == 3
 
 
