@@ -28,16 +28,21 @@ if TYPE_CHECKING:
 
 # Examples are many and small; how long one takes on a busy machine says nothing about the code.
 # What a gate has tried once it tries again: chance belongs to the night.
-settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile(
-    "nightly", max_examples=400, deadline=None, derandomize=False, print_blob=True
-)
-settings.register_profile(
-    "deep",
-    parent=settings.get_profile("nightly"),
-    max_examples=2_000,
+    "default",
+    max_examples=50,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
 )
+settings.register_profile(
+    "nightly",
+    parent=settings.get_profile("default"),
+    max_examples=400,
+    derandomize=False,
+    print_blob=True,
+)
+settings.register_profile("deep", parent=settings.get_profile("nightly"), max_examples=2_000)
 
 # Spark on one machine: never ask the network which address this host has.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -23,7 +23,7 @@ from tests.helpers.tiers import (
     is_in_part,
 )
 from tests.helpers.warm_kernels import modules
-from tests.source_laws import ROOT, other_sources, product_sources
+from tests.source_laws import ROOT, other_sources, product_sources, walked
 
 pytestmark = pytest.mark.xdist_group("house")
 
@@ -87,7 +87,7 @@ def test_each_row_has_one_of_the_columns_and_the_night_has_all() -> None:
 def _markers(tree: ast.Module) -> set[str]:
     return {
         node.attr
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute)
         and node.value.attr == "mark"

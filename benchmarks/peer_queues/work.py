@@ -103,8 +103,9 @@ def _due_ms(body: bytes) -> int:
 
 def _put(task: Task) -> dict[str, Any]:
     """Put what is due in an hour, for so many seconds; the first few are not timed."""
-    queue, due_ms = _opened(task), _now_ms() + _HOUR_MS
+    _opened(task).close()  # what an open one has beside its files is gone at the end as well
     empty_bytes = _disk_bytes(task)
+    queue, due_ms = _opened(task), _now_ms() + _HOUR_MS
     for number in range(_WARM_PUTS):
         queue.put(_bodies(number * task.batch, task.batch, due_ms), due_ms)
     figures = _put_for(queue, task, due_ms, _WARM_PUTS * task.batch)

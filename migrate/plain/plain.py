@@ -11,6 +11,7 @@ directory of its own, which becomes the target as the last step.
 import secrets
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import attrs
 import numpy as np
@@ -19,7 +20,13 @@ from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import SystemClock
-from message_store.base.errors import OptionsError, SourceError, TargetError, UnsupportedStoreError
+from message_store.base.errors import (
+    OptionsError,
+    OtherEngineWarning,
+    SourceError,
+    TargetError,
+    UnsupportedStoreError,
+)
 from message_store.files.dledger import member_directory
 from message_store.files.live_segments import LiveSegments
 from message_store.files.log_row import open_log
@@ -156,9 +163,10 @@ def _make(
         )
     _copy_small_files(root, staged)
     progress("recover", 0, 1)
-    with LevelStore.open(
-        staged.path, clock=SystemClock(), levels=table, settings=settings
-    ) as store:
+    with catch_warnings():
+        simplefilter("ignore", OtherEngineWarning)  # nothing is to be delivered
+        store = LevelStore.open(staged.path, clock=SystemClock(), levels=table, settings=settings)
+    with store:
         recovered = store.live.recovery.dispatched
     progress("recover", 1, 1)
     return PlainReport(

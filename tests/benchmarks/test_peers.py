@@ -18,7 +18,7 @@ pytestmark = pytest.mark.check
 
 FEW = (
     "--rounds", "1", "--seconds", "0.1", "--messages", "1000", "--rate", "40", "--steady-s", "1",
-    "--kill-s", "0.5", "--kill-rate", "100", "--prewarm-bytes", "4096",
+    "--kill-s", "0.5", "--kill-rate", "100", "--prewarm-bytes", "4096", "--patience-s", "60",
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_ours_and_a_table_by_hand_are_measured(measured: dict[str, Any]) -> None
         if run["what"] in ("put", "drain"):
             assert run["messages"] > 0
         if run["what"] == "put":
-            assert run["disk bytes"] / run["stored"] > 512
+            assert run["disk bytes"] / run["stored"] > 1_024
 
 
 def test_a_kill_loses_nothing_of_ours_and_nothing_of_a_table(measured: dict[str, Any]) -> None:
@@ -61,7 +61,8 @@ def test_a_kill_loses_nothing_of_ours_and_nothing_of_a_table(measured: dict[str,
 
 def test_a_steady_load_is_delivered_once_and_not_early(measured: dict[str, Any]) -> None:
     for run in (run for run in measured["runs"] if run["what"] == "lateness"):
-        assert (run["handled"], run["different"], run["early"]) == (40, 40, 0)
+        assert (run["handled"], run["different"], run["early"]) == (run["sent"], run["sent"], 0)
+        assert 0 < run["sent"] <= 40  # on a busy machine not all within their time
 
 
 def test_the_page_shows_them(measured: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,12 +30,7 @@ INVISIBLE_MS = 5_000
 MAX_RETRIES = 2
 
 few = settings(max_examples=5, stateful_step_count=30, deadline=None)
-many = settings(
-    max_examples=60,
-    stateful_step_count=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+many = settings(max_examples=60, stateful_step_count=80, deadline=None)
 
 
 class GroupMachine(RuleBasedStateMachine):

@@ -447,10 +447,9 @@ class DelayStoreContract(AskedContract):
             for number, due in enumerate(EVERY_DUE)
         }
         while (next_ms := store.next_due_ms()) is not None:
+            came = bodies(self.consumed(store, "orders"))
             waiting = [
-                promised[number]
-                for number in promised
-                if f"body {number}".encode() not in bodies(self.consumed(store, "orders"))
+                promised[number] for number in promised if f"body {number}".encode() not in came
             ]
             assert clock.now_ms() < next_ms <= min(waiting)
             clock.tick(next_ms - clock.now_ms())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
@@ -32,12 +32,7 @@ HOUR_MS = 3_600_000
 
 brief = settings(max_examples=3, stateful_step_count=40, deadline=None)
 few = settings(max_examples=6, stateful_step_count=60, deadline=None)
-many = settings(
-    max_examples=60,
-    stateful_step_count=120,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+many = settings(max_examples=60, stateful_step_count=120, deadline=None)
 
 
 class EngineMachine(DelayStoreMachine):

@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from message_store import Clock, DelayStore, StoredMessage
 from message_store.interface.promise_rules import to_slot_end
 from message_store.writing.settings import StoreSettings
@@ -54,9 +56,11 @@ class TestMilliseconds(Hierarchy, DurableStoreContract):
     pass
 
 
+@pytest.mark.check
 class TestSeconds(Hierarchy, DurableStoreContract):
     precision_ms = 1_000
 
 
+@pytest.mark.nightly
 class TestTenths(Hierarchy):
     precision_ms = 100

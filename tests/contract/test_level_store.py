@@ -83,6 +83,7 @@ class TestLevelsOf49(Levels):
     pass
 
 
+@pytest.mark.check
 class TestLevelsOf55(Levels):
     dialect = Dialect.ROCKETMQ_5_5
 

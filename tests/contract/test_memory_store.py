@@ -64,10 +64,12 @@ class TestExact(Exact, MemoryContract):
     pass
 
 
+@pytest.mark.nightly
 class TestSlots(Slots, MemoryContract):
     pass
 
 
+@pytest.mark.nightly
 class TestFineSlots(FineSlots, MemoryContract):
     pass
 

@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from message_store import Clock, DelayStore
 from tests.contract.test_wheel_store import SMALL, Wheel
 from timer_wheel.reference.store import ReferenceWheelStore
@@ -31,6 +33,7 @@ EVERY_SLOT_IS_STEPPED = ("test_the_end_of_all_time_brings_everything_and_later_p
 """A leap of all time is too many slots."""
 
 
+@pytest.mark.check  # it steps through each slot; test_oracle.py compares it in the first tier
 class TestReferenceWheel(Wheel):
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return ReferenceWheelStore.open(

@@ -89,6 +89,7 @@ class TestFifths(Wheel, DurableStoreContract):
     precision_ms = 200
 
 
+@pytest.mark.nightly
 class TestTenths(Wheel, DurableStoreContract):
     precision_ms = 100
 

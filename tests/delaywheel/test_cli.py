@@ -680,7 +680,7 @@ def test_the_installed_command_from_end_to_end(source: Path, tmp_path: Path) -> 
     assert installed("inspect", source, "--now", NOW)["pending"] == 3
     target = tmp_path / "target"
     assert installed("convert", source, target, "--now", NOW)["converted"] == 3
-    assert installed("verify", source, target)["missing"] == 0
+    assert installed("verify", "--in-process", source, target)["missing"] == 0
     assert installed("inspect", target, "--now", NOW)["wheel"]["pending"] == 3
 
 
@@ -697,6 +697,7 @@ def test_every_verb_takes_quiet_and_every_reading_verb_a_now() -> None:
     assert isinstance(cli.main, click.Group)
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_an_interrupted_program_says_one_sentence(tmp_path: Path) -> None:
     source = tmp_path / "source"  # large enough not to be converted before the signal comes

@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 import cli
 from legacy_levels import LevelStore
 from message_store import AtLevel, ManualClock, Message
+from message_store.base.errors import OtherEngineWarning
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
 from tests.independent.level_messages import LevelMessage
@@ -367,7 +368,9 @@ def test_an_engine_is_told_by_what_the_directory_holds(engine: str, place: Path)
 
 def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(place: Path) -> None:
     schedule(place, "--level", 2, "--unique-key", "L", engine="levels")
-    with WheelStore.open(place, clock=ManualClock(NOW_MS)) as store:
+    with pytest.warns(OtherEngineWarning, match="messages may wait in the levels"):
+        store = WheelStore.open(place, clock=ManualClock(NOW_MS))
+    with store:
         store.schedule(Message("orders", b"x", unique_key="B"), AtLevel(1))
     schedule(place, "--level", 3, "--unique-key", "W", engine="wheel")
     schedule(place, "--level", 4, "--unique-key", "K", engine="levels")

@@ -443,12 +443,11 @@ def test_numbers_and_times_are_whole_however_narrow_the_terminal(
 
 
 @pytest.mark.check
-@pytest.mark.spark
 def test_a_refusal_whose_records_cannot_be_written_keeps_its_exit_code(tmp_path: Path) -> None:
     torn = LevelMessage(level=4, damage=lambda data: data[:90] + bytes(len(data) - 90))
     build_level_store(tmp_path / "source", [torn])
-    words = ("convert", tmp_path / "source", tmp_path / "target", "--now", T0 + 1_000, "--json")
-    result = in_shell('"$@" >/dev/full', *words)
+    words = ("convert", "--in-process", tmp_path / "source", tmp_path / "target", "--json")
+    result = in_shell('"$@" >/dev/full', *words, "--now", T0 + 1_000)
     assert result.returncode == cli.STOPPED_BY_POLICY
     assert "standard output cannot be written" in result.stderr
     assert "Traceback" not in result.stderr

@@ -56,7 +56,7 @@ def test_a_flush_that_is_overtaken_by_a_close_writes_no_older_index_over_a_newer
         clock.tick(10_250)
         bodies = [each.message.body for each in store.advance(clock.now_ms())]
         store.schedule(Message("orders", b"new"), AfterMs(5_000))
-        patch.setattr(LiveStore, "write_topics", lambda live: flusher.join(1))  # it writes now
+        patch.setattr(LiveStore, "write_topics", lambda live: flusher.join(0.2))  # it writes now
         store.close()
         flusher.join()
     with open_hierarchy(tmp_path, clock) as store:

@@ -37,7 +37,7 @@ def damaged(
     return [(seed, damage, Outcome(**came)) for seed, damage, came in rounds]
 
 
-@pytest.mark.parametrize("end", ["closed", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("closed", marks=pytest.mark.check), "killed"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("harm", "seeds"), SEEDS)
 def test_a_damaged_file_brings_nothing_down(

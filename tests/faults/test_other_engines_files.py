@@ -18,6 +18,8 @@ from tests.faults.store_reading import delivered, disagreements
 from time_index import index
 from timer_wheel.hierarchy import timer_index
 
+pytestmark = pytest.mark.filterwarnings("ignore::message_store.base.errors.OtherEngineWarning")
+
 START_MS = 1_793_000_000_000
 LATER_MS = 600_000
 OTHER = {"levels": "wheel", "wheel": "levels", "hierarchy": "levels", "time-index": "levels"}

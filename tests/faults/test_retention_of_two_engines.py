@@ -27,6 +27,7 @@ WAIT_MS = {"time-index": 60_000}
 """A time index keeps no longer delay than the log."""
 
 
+@pytest.mark.filterwarnings("ignore::message_store.base.errors.OtherEngineWarning")
 @pytest.mark.parametrize(
     ("waiting", "working"),
     [

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import tarfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,11 @@ def load_about(name: str) -> dict[str, Any]:
 
 
 def load_truth(name: str) -> list[TruthLine]:
+    return [*_truth(name)]
+
+
+@lru_cache(4)
+def _truth(name: str) -> list[TruthLine]:
     with lzma.open(FIXTURES / f"{name}.expected.jsonl.xz", "rt", encoding="utf-8") as lines:
         return [_truth_line(json.loads(line)) for line in lines]
 
@@ -191,9 +198,15 @@ def unpack_roots(name: str, directory: Path) -> Path:
     return directory
 
 
+@lru_cache(4)
+def _archive(name: str) -> bytes:
+    """Without compression: the tests of a module unpack one store again and again."""
+    return lzma.decompress((FIXTURES / f"{name}.tar.xz").read_bytes())
+
+
 def _extract(name: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
+    with tarfile.open(fileobj=io.BytesIO(_archive(name))) as archive:
         # Python 3.11.0 to 3.11.3, which Debian 12 has, knows no filters; the archive is our own.
         caution: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(directory, **caution)

@@ -2,7 +2,6 @@
 """A stock RocketMQ name server and broker on free loopback ports, over a given store root."""
 
 import json
-import random
 import socket
 import struct
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tests.helpers.ports import free_ports
 from tests.interop import processes
 from tests.interop.jars import jars, rolling_broker
 
@@ -188,7 +188,8 @@ class Broker:
             topics.write_text(json.dumps({"topicConfigTable": table}), encoding="utf-8")
 
     def _launch(self) -> None:
-        port = _free_ports()
+        port = free_ports()[2]  # with those that a broker (-2 … +2), a name server (+5) and
+        # a proxy (+6, +7) take
         self.address = f"127.0.0.1:{port}"
         self.name_server_address = f"127.0.0.1:{port + 5}"
         name_server: dict[str, object] = {"listenPort": port + 5}
@@ -255,30 +256,6 @@ def read_settings(file: Path) -> dict[str, object]:
     lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {key.strip(): value.strip() for key, _equals, value in pairs}
-
-
-def _free_ports() -> int:
-    """Find a port with the neighbours that a broker (-2 … +2), a name server (+5) and a proxy
-    (+6, +7) take.
-
-    Below the range the system hands out to outgoing connections.
-    """
-    chooser = random.SystemRandom()
-    for _ in range(200):
-        port = chooser.randrange(20_010, 32_000, 10)
-        if all(_is_free(each) for each in range(port - 2, port + 8)):
-            return port
-    raise BrokerError("no free ports between 20010 and 32000")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
 
 
 def answers(address: str) -> bool:

@@ -40,6 +40,8 @@ KEPT_FOR_EVER: Final = {"fileReservedTime": 1_000_000}
 
 Row = tuple[object, ...]
 
+pytestmark = pytest.mark.filterwarnings("ignore::message_store.base.errors.OtherEngineWarning")
+
 
 @attrs.frozen
 class Finished:

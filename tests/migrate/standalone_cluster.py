@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import attrs
 import pyspark
 
+from tests.helpers.ports import free_ports
 from tests.source_laws import ROOT
 
 PATIENCE_S = 240.0
@@ -99,12 +99,6 @@ def kill_with_all_below(process: subprocess.Popen[bytes]) -> list[int]:
             os.kill(pid, signal.SIGKILL)
     process.wait()
     return pids
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @attrs.define
@@ -202,7 +196,7 @@ def _start(directory: Path, name: str, role: str, *words: str) -> subprocess.Pop
 def standalone_cluster(directory: Path, *, note_seconds: float) -> Iterator[Cluster]:
     """A cluster for the length of a ``with`` block; its processes are ended by their pids."""
     slow_notes(directory / "slow", note_seconds)
-    port = _free_port()
+    port = free_ports()[0]
     words = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
     master = _start(directory, "master", "master.Master", *words)
     cluster = Cluster(directory, port, master)

@@ -332,11 +332,11 @@ def test_reading_an_index_leaves_no_trace(options: ConvertOptions) -> None:
 
 
 @pytest.mark.check
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_the_command_says_which_engine_opens_it(options: ConvertOptions) -> None:
     places = [str(options.source), str(options.target)]
-    run = CliRunner().invoke(
-        cli.main, ["convert", *places, "--to", "hierarchy", "--master", "local[1]", "--json"]
-    )
+    run = CliRunner().invoke(cli.main, ["convert", *places, "--to", "hierarchy", "--json"])
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["engine"] == "hierarchy"
     assert verify(options.source, options.target, spark=None).is_clean

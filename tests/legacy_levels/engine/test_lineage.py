@@ -152,7 +152,10 @@ def test_every_delivery_names_its_record(tmp_path: Path, is_async: bool) -> None
     delays_ms=st.lists(st.sampled_from([0, 1_000, 5_000, 10_000]), min_size=1, max_size=12),
     steps_ms=st.lists(st.sampled_from([0, 600, 1_000, 4_000, -2_000]), max_size=8),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_killed_store_of_equal_messages_is_read_exactly(
     tmp_path_factory: pytest.TempPathFactory, seed: int, delays_ms: list[int], steps_ms: list[int]
 ) -> None:
@@ -230,7 +233,7 @@ def _open_and_abandon(bench: Bench) -> None:
         bench.open().abandon()
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("is_named", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_an_opening_that_is_killed_gives_no_copy_to_an_equal_message(
     tmp_path: Path, is_named: bool
 ) -> None:

@@ -44,22 +44,31 @@ def started(group: GroupSync, count: int) -> list[threading.Thread]:
 
 
 def test_who_comes_while_it_runs_waits_for_one_run_more() -> None:
+    waits = threading.Semaphore(0)
+
+    class Change(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.release()  # the others wait for the lock, which this thread has until it waits
+            return super().wait(timeout)
+
     work = Work()
     group = GroupSync(work)
+    group._change = Change()
     [first] = started(group, 1)
     assert work.began.acquire(timeout=60)
     later = started(group, 20)
+    for _ in later:
+        assert waits.acquire(timeout=60)
     work.may_end.release()
     first.join(60)
     assert not first.is_alive()
     assert work.began.acquire(timeout=60)
     assert any(thread.is_alive() for thread in later)
-    for _ in range(25):
-        work.may_end.release()
+    work.may_end.release()
     for thread in later:
         thread.join(60)
-    # Threads that were not waiting yet when the second run began need a third at most.
-    assert 2 <= work.count <= 4
+    assert not any(thread.is_alive() for thread in later)
+    assert work.count == 2
 
 
 def test_a_run_that_failed_was_none_for_those_who_wait() -> None:

@@ -96,7 +96,7 @@ def test_a_name_behind_damage_counts(store: LiveStore) -> None:
     ),
     begins_at=st.integers(0, 40),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_names_are_those_of_the_scalar_rule(
     tmp_path_factory: pytest.TempPathFactory,
     names: list[tuple[int | None, int]],

@@ -89,7 +89,10 @@ def test_a_record_larger_than_a_file_is_refused(store: LiveStore, in_rows: bool)
     assert require_sound(store) == [b"kept", b"after"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=25,
+)
 @given(steps=st.lists(st.one_of(st.integers(0, 9_000), st.lists(st.integers(0, 9_000)))))
 def test_one_by_one_and_in_rows_is_the_same_log(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int | list[int]]

@@ -87,10 +87,10 @@ def test_an_interrupt_takes_nothing_away_before_the_last_write_has_ended(
     store = LiveStore.open(tmp_path / "store", settings=one_file)
     append(store, stored(b"kept"))
     end, real_write, real_join = store.log.end, os.pwrite, threading.Thread.join
-    interrupts = iter([KeyboardInterrupt])
+    interrupts, others = iter([KeyboardInterrupt]), {*threading.enumerate()}
 
     def slow_write(descriptor: int, data: Any, place: int) -> int:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() not in others:
             time.sleep(0.1)
         return real_write(descriptor, data, place)
 
@@ -104,9 +104,8 @@ def test_an_interrupt_takes_nothing_away_before_the_last_write_has_ended(
         patch.setattr(threading.Thread, "join", join)
         with pytest.raises(KeyboardInterrupt):
             append_rows(store, [stored(bytes(200_000)) for _ in range(30)])
-        for thread in threading.enumerate():
-            if thread is not threading.main_thread():
-                real_join(thread, 10)
+        for thread in {*threading.enumerate()} - others:
+            real_join(thread)
     assert store.log.end == end
     assert not store.log.segments.has_data_from(end)
     append(store, stored(b"after"))

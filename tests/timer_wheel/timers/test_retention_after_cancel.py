@@ -127,6 +127,7 @@ def test_a_marker_keeps_its_file_while_its_target_may_come(
     store.close()
 
 
+@pytest.mark.filterwarnings("ignore::message_store.base.errors.OtherEngineWarning")
 def test_where_nothing_waits_the_timer_log_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +229,7 @@ def require_left_alone(store: WheelStore) -> None:
     assert any(within)
 
 
-@pytest.mark.parametrize("is_reopened", [False, True])
+@pytest.mark.parametrize("is_reopened", [pytest.param(False, marks=pytest.mark.check), True])
 def test_a_unit_whose_record_retention_took_is_given_no_other(
     tmp_path: Path, *, is_reopened: bool
 ) -> None:
