@@ -6,16 +6,10 @@ offset, so skipped entries behind the last one stay in front of it. In 5.x an en
 moves the offset too, to itself: such a level is named even at 0.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from legacy_levels.engine.state import LevelState
 from message_store.format.dialect import Dialect
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
 
 _LOOK = 256
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with an open level store: findings for an operator, worst first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from legacy_levels.engine.async_delivery import AsyncDelivery
 from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.engine.delivery import LevelDelivery
+from legacy_levels.engine.state import LevelState
 from legacy_levels.engine.waiting_records import (
+    WaitingRecords,
     are_plain_numbers,
     destination_problem,
     equals,
@@ -25,11 +25,6 @@ from message_store.format.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.interface.delay_store import Finding, Severity
 from message_store.reading.consume_queue import Int64Array
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.delivery import LevelDelivery
-    from legacy_levels.engine.state import LevelState
-    from legacy_levels.engine.waiting_records import WaitingRecords
 
 _MOST_NAMED = 20
 _ARE = "message is", "messages are"

@@ -8,10 +8,7 @@ transactions are dropped, as brokers do. A store of 4.9 holds a message whose to
 brokers of 4.9. It is delivered when the store is opened for 5.x.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -19,7 +16,7 @@ import numpy as np
 from legacy_levels.engine.broker_offsets import BrokerOffsets
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
-from legacy_levels.engine.state import SkippedMessage
+from legacy_levels.engine.state import LevelState, SkippedMessage
 from legacy_levels.engine.waiting_records import (
     are_plain_numbers,
     destination_problem,
@@ -31,10 +28,7 @@ from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.batch import FROM_LEVEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import topic_problem
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
-    from message_store.writing.log import LiveLog
+from message_store.writing.log import LiveLog
 
 
 def first_poison(log: LiveLog, entries: DueEntries) -> int | None:
@@ -67,7 +61,7 @@ class DueRows:
     due_ms: Int64Array
 
     @classmethod
-    def merge(cls, parts: Sequence[DueEntries], *, in_line: bool = False) -> DueRows:
+    def merge(cls, parts: Sequence[DueEntries], *, in_line: bool = False) -> "DueRows":
         """All of these by due time, and among equals in log order. With ``in_line`` an entry comes
         after all that stand in front of it in its queue, whatever their due times.
         """
@@ -319,8 +313,6 @@ class LevelDelivery:
 
     def _cut_at_poison(self, entries: DueEntries, now_ms: int) -> DueEntries:
         """The entries before the first whose record does not say where it goes."""
-        from legacy_levels.engine.delivery import first_poison
-
         row = first_poison(self._state.live.log, entries)
         if row is None:
             return entries

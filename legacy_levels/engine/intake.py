@@ -4,15 +4,16 @@
 RocketMQ: CommitLog#asyncPutMessage, where the topic of a delayed message is replaced.
 """
 
-from __future__ import annotations
-
 import bisect
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import attrs
 import numpy as np
 
+from legacy_levels.engine.state import LevelState
 from message_store.base.errors import UnsupportedDelayError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -20,11 +21,6 @@ from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.interface.promise_rules import NO_LIMIT, DelayLimit, to_level
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
 
 
 class LevelIntake:
@@ -123,7 +119,6 @@ class LevelIntake:
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
         """Store many now, all or none. Raises ValueError unless each has a due time."""
-        from message_store.columns.byte_column import int64s
         from message_store.intake.batch import draft_batch
 
         due_ms = int64s(due_ms)

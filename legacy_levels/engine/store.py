@@ -8,12 +8,10 @@ after those in front. Limitations: a delay between two levels is rounded up to t
 delay beyond the longest level is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -39,10 +37,14 @@ from legacy_levels.engine.waiting_records import (
     waiting_records,
 )
 from legacy_levels.neutral_units import CANCELLED_BYTES
+from message_store.base.clock import Clock
 from message_store.base.errors import SharedKeyError
+from message_store.columns.byte_column import Int64s
+from message_store.columns.message_batch import MessageBatch
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
@@ -63,12 +65,6 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import EngineOnFiles, LiveStore
-
-if TYPE_CHECKING:
-    from message_store.base.clock import Clock
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
-    from message_store.format.delay_levels import DelayLevels
 
 
 def dialect_of(root: StoreRoot) -> Dialect:

@@ -4,30 +4,25 @@
 ``read_waiting`` separates rows whose record is missing or damaged, with the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.engine.state import LevelState
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s
 from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.java_numbers import INT_MAX, parse_long
+from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import Pending
 from message_store.reading.consume_queue import BoolArray
 from message_store.redelivery.deliveries import LogDeliveries
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.cursor import LevelCursor
-    from legacy_levels.engine.state import LevelState
-    from message_store.format.message import StoredMessage
-    from message_store.writing.log import LiveLog
+from message_store.writing.log import LiveLog
 
 ROWS_AT_ONCE = 8_192
 

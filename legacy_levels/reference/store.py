@@ -7,12 +7,10 @@ due holds back all entries behind it. Limitations: no cancel, because RocketMQ h
 levels; no retention; ``check`` finds nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self, overload
+from typing import NoReturn, Self, overload
 
 import attrs
 import numpy as np
@@ -24,6 +22,7 @@ from legacy_levels.engine.store import dialect_of
 from legacy_levels.engine.waiting_records import PendingFilter, pending_of
 from legacy_levels.reference.protocol import CqUnit, MessageStoreConfig
 from legacy_levels.schedule_message_service import ScheduleMessageService
+from message_store.base.clock import Clock
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.errors import (
     BadFieldError,
@@ -32,15 +31,32 @@ from message_store.base.errors import (
     TargetError,
     UnsupportedStoreError,
 )
+from message_store.columns.byte_column import ByteColumn, Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message, StoredMessage
 from message_store.format.message_codec import encode_message
 from message_store.format.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_V2, TOPIC_MAX_CHARS_V1
+from message_store.intake.asked import asked_of_no_wheel
+from message_store.intake.asked_batch import asked_by_batch
+from message_store.intake.batch import draft_batch
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
-from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Due, Receipt
+from message_store.interface.delay_store import (
+    AfterMs,
+    AtLevel,
+    AtMs,
+    BatchReceipt,
+    Due,
+    Finding,
+    Pending,
+    Receipt,
+)
 from message_store.interface.promise_rules import to_level
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import (
@@ -49,24 +65,10 @@ from message_store.redelivery.record import (
     tags_code_of,
     topic_problem,
 )
+from message_store.writing.queue import LiveQueue
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-
-if TYPE_CHECKING:
-    from message_store.base.clock import Clock
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
-    from message_store.format.delay_levels import DelayLevels
-    from message_store.format.dialect import Dialect
-    from message_store.format.message import Message, StoredMessage
-    from message_store.interface.delay_store import (
-        BatchReceipt,
-        Due,
-        Finding,
-        Pending,
-    )
-    from message_store.writing.queue import LiveQueue
-    from message_store.writing.topics import LiveTopic
+from message_store.writing.topics import LiveTopic
 
 _UNITS_AT_ONCE = 256
 _SETTINGS = StoreSettings()
@@ -333,10 +335,6 @@ class ReferenceLevelStore(ClosedOnExit):
         """Store many, one by one, or none when one of them cannot be stored. Raises ValueError
         where the due times are not as many.
         """
-        from message_store.columns.byte_column import ByteColumn, int64s
-        from message_store.intake.batch import draft_batch
-        from message_store.interface.delay_store import BatchReceipt
-
         if len(due_ms) != len(batch):
             raise ValueError(f"{len(batch)} messages need as many due times, not {len(due_ms)}")
         now_ms = self.live.clock.now_ms()
@@ -360,15 +358,11 @@ class ReferenceLevelStore(ClosedOnExit):
 
     def put(self, message: Message) -> Receipt:
         """Store a message for the time that its own properties ask for."""
-        from message_store.intake.asked import asked_of_no_wheel
-
         asked = asked_of_no_wheel(message, self.live.clock.now_ms())
         return self.schedule(asked.message, asked.due)
 
     def put_batch(self, batch: MessageBatch) -> BatchReceipt:
         """The same for many, one by one."""
-        from message_store.intake.asked_batch import asked_by_batch
-
         asked = asked_by_batch(batch, self.live.clock.now_ms(), self.live.levels)
         return self.schedule_batch(asked.batch, asked.due_ms)
 

@@ -6,8 +6,6 @@ offset, and kernels write them. The scalar code makes a row of unusual shape, at
 row that is damaged, or whose destination is unknown, is reported and left out.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

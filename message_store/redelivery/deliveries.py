@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The deliveries of an engine, as a sequence over the log: an item is made when it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import attrs
@@ -51,7 +49,7 @@ class LogDeliveries:
         for offset, size_bytes, promised_ms in rows:
             yield self._delivered(offset, size_bytes, promised_ms)
 
-    def __add__(self, other: LogDeliveries) -> LogDeliveries:
+    def __add__(self, other: "LogDeliveries") -> "LogDeliveries":
         if other.store is not self.store:
             raise ValueError("deliveries of two stores")
         pairs = (

@@ -6,8 +6,6 @@ what is added. The first pass is a quarter to a third of a delivery from a large
 log: every record is a cache miss.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import attrs
@@ -59,8 +57,8 @@ class Measured:
         suffix_lengths: Int64s,
         how: Rewrite,
         *,
-        known: Measured | None = None,
-    ) -> Measured:
+        known: "Measured | None" = None,
+    ) -> "Measured":
         """Measure these records, but for those that are ``known``. A store of 4.9 takes no long
         topics, whatever ``how`` says.
 
@@ -97,7 +95,7 @@ class Measured:
         """Bring the whole records into the cache, because they will be copied at once."""
         read_all_lines(self.addresses, self.sizes)
 
-    def _take_over(self, known: Measured) -> Int64s:
+    def _take_over(self, known: "Measured") -> Int64s:
         """Copy what is known of these records; returns the rows of which nothing is."""
         count = min(len(self.offsets), len(known.offsets))
         is_known = np.zeros(len(self.offsets), np.bool_)
@@ -112,7 +110,7 @@ class Measured:
         self.found[:, is_known] = known.found[:, its_rows[is_known]]
         return np.flatnonzero(~is_known)
 
-    def _is_like(self, other: Measured, rows: slice, its_rows: slice | Int64s) -> Bools:
+    def _is_like(self, other: "Measured", rows: slice, its_rows: slice | Int64s) -> Bools:
         """Which of some rows are those of another."""
         is_like: Bools = (
             (self.offsets[rows] == other.offsets[its_rows])
