@@ -12,7 +12,7 @@ import numpy as np
 
 from legacy_levels.engine.state import LevelState
 from message_store.base.errors import UnsupportedDelayError
-from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
@@ -31,7 +31,6 @@ class LevelIntake:
     ) -> None:
         self._state = state
         self._live = state.live
-        self._clock = state.live.clock
         self._table = state.table
         self._rule = to_level(state.table, rounding=rounding, limit=limit)
         self._is_exact = rounding == "exact"
@@ -69,9 +68,8 @@ class LevelIntake:
             return self._table.shortest_level, due_ms, now_ms
         return self._ranked[place], due_ms, now_ms + self._delays_ms[place]
 
-    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store one message."""
-        now_ms = self._clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
         queue = self._queues[level]
         queue_offset = queue.max_offset
@@ -79,9 +77,8 @@ class LevelIntake:
         self._cursors[level].appended(queue_offset, promised_ms)
         return receipt
 
-    def reschedule(self, older: Receipt, message: StoredMessage, due: Due) -> Receipt:
+    def reschedule(self, older: Receipt, message: StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store a pending message again, for another time."""
-        now_ms = self._clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
         queue = self._queues[level]
         queue_offset = queue.max_offset
@@ -118,12 +115,9 @@ class LevelIntake:
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
-        """Store many now, all or none. Raises ValueError unless each has a due time."""
+        """Store many now, all or none."""
         from message_store.intake.batch import draft_batch
 
-        due_ms = int64s(due_ms)
-        if len(due_ms) != len(batch):
-            raise ValueError(f"{len(batch)} messages need as many due times, not {len(due_ms)}")
         live = self._live
         levels, promised_ms = self._levels(due_ms, now_ms)
         made = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=levels, form=self._form)

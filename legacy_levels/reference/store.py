@@ -19,7 +19,7 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsWriter, read_delay_
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.rules import AsyncRules, LevelTimings
 from legacy_levels.engine.store import dialect_of
-from legacy_levels.engine.waiting_records import PendingFilter, pending_of
+from legacy_levels.engine.waiting_records import pending_in_level
 from legacy_levels.reference.protocol import CqUnit, MessageStoreConfig
 from legacy_levels.schedule_message_service import ScheduleMessageService
 from message_store.base.clock import Clock
@@ -58,6 +58,7 @@ from message_store.interface.delay_store import (
     Receipt,
 )
 from message_store.interface.promise_rules import to_level
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import (
     FROM_LEVEL,
@@ -415,17 +416,19 @@ class ReferenceLevelStore(ClosedOnExit):
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
         """What waits and passes every filter given, level by level."""
-        wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
+        wanted = WaitingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
         with self.live.reading():
-            return iter([each for each in self._waiting() if _passes(each, wanted)])
+            return iter([*self._waiting(wanted)])
 
-    def _waiting(self) -> Iterator[Pending]:
+    def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
         for level in self.service.delay_level_table:
+            if wanted.level not in (None, level):
+                continue
             queue = self.live.queue(LEVEL_TOPIC, level - 1)
             for pos, size, due_ms in queue.units(self._position(level), queue.max_offset).tolist():
                 message = self._broker.look_message_by_offset(pos, size)
-                if message is not None:
-                    yield pending_of(message, level, due_ms, size)
+                if message is not None and wanted.in_time(due_ms) and wanted.passes(message):
+                    yield pending_in_level(message, level, due_ms, size)
 
     def cancel(self, receipt: Receipt | str) -> NoReturn:
         """RocketMQ cannot cancel in delay levels. Raises UnsupportedStoreError."""
@@ -464,13 +467,3 @@ class ReferenceLevelStore(ClosedOnExit):
     def abandon(self) -> None:
         """Let go of the files as a kill would."""
         self.live.abandon()
-
-
-def _passes(each: Pending, wanted: PendingFilter) -> bool:
-    return (
-        wanted.topic in (None, each.topic)
-        and wanted.level in (None, each.level)
-        and wanted.unique_key in (None, each.unique_key)
-        and (wanted.due_after_ms is None or each.due_ms >= wanted.due_after_ms)
-        and (wanted.due_before_ms is None or each.due_ms < wanted.due_before_ms)
-    )

@@ -13,7 +13,7 @@ from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Pending
-from message_store.interface.waiting_messages import pending_of
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.redelivery.deliveries import LogDeliveries
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.older_slots import EXACT_MS
@@ -21,7 +21,6 @@ from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.timers.fates import fate
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
 from timer_wheel.timers.rows import TimerFacts
 
@@ -194,18 +193,18 @@ def _fate(index: TimerIndex, known: list[Entry], named: list[Entry]) -> Cancella
     return fate(index.store.log, offsets, sizes, facts, is_named, index.older)
 
 
-def waiting_with_key(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
+def waiting_with_key(index: TimerIndex, wanted: WaitingFilter) -> Iterator[Pending]:
     """The messages with a unique key that wait, and pass."""
     for entry in entries(index, wanted.unique_key or ""):
         is_live = waits(index, entry) and not entry.is_taken(index.marks)
-        if is_live and wanted.in_time(np.array([entry.due_ms]))[0] and wanted.passes(entry.message):
+        if is_live and wanted.in_time(entry.due_ms) and wanted.passes(entry.message):
             yield pending_of(entry.message, entry.due_ms, int(entry.row["size_bytes"][0]))
 
 
 _FIRST_LOOK = 64
 
 
-def waiting_in_parts(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
+def waiting_in_parts(index: TimerIndex, wanted: WaitingFilter) -> Iterator[Pending]:
     """Every message that waits now and passes. Raises StoreClosedError when the store is closed.
 
     Rows and markers are of one moment: an advance takes both away.
@@ -214,7 +213,7 @@ def waiting_in_parts(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
 
 
 def _pending_in(
-    index: TimerIndex, wanted: Filter, parts: Iterator[Rows], marks: RecallMarks
+    index: TimerIndex, wanted: WaitingFilter, parts: Iterator[Rows], marks: RecallMarks
 ) -> Iterator[Pending]:
     while True:
         with index.store.reading():
@@ -245,7 +244,7 @@ def waiting_records(index: TimerIndex) -> Iterator[LogDeliveries]:
         )
 
 
-def _may_pass(rows: Rows, wanted: Filter) -> Rows:
+def _may_pass(rows: Rows, wanted: WaitingFilter) -> Rows:
     chosen = wanted.in_time(int64s(rows["due_ms"]))
     if wanted.topic is not None:
         chosen &= rows["topic_hash"] == string_hash(wanted.topic)

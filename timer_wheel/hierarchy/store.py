@@ -22,6 +22,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
@@ -45,7 +46,6 @@ from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 
@@ -183,7 +183,7 @@ class HierarchicalWheelStore(TimerStore):
 
     # --- what waits -------------------------------------------------------------------------------
 
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+    def _waiting_in_time(self, wanted: WaitingFilter) -> Iterator[Pending]:
         if wanted.unique_key is not None:
             return iter(list(waiting_with_key(self._index, wanted)))
         return waiting_in_parts(self._index, wanted)

@@ -25,7 +25,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.interface.finding_rules import worst_first
-from message_store.interface.waiting_messages import pending_of
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import queue_findings
 from message_store.writing.settings import StoreSettings
@@ -47,7 +47,6 @@ from timer_wheel.reference.protocol import StoreFiles, TimerConfig
 from timer_wheel.timer_message_store import AbstractStateService, TimerMessageStore
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import NamedMessages, TimerStore, made_or_let_go
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
@@ -243,11 +242,9 @@ class ReferenceWheelStore(TimerStore):
             if (key, due_ms) not in marked:
                 yield message, due_ms
 
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+    def _waiting_in_time(self, wanted: WaitingFilter) -> Iterator[Pending]:
         for message, due_ms in self._messages():
-            after, before = wanted.due_after_ms, wanted.due_before_ms
-            is_in_time = (after is None or after <= due_ms) and (before is None or due_ms < before)
-            if is_in_time and wanted.passes(message):
+            if wanted.in_time(due_ms) and wanted.passes(message):
                 yield pending_of(message, due_ms, self._size_of(message))
 
     def _waiting_records(self) -> Iterator[LogDeliveries]:

@@ -24,6 +24,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Finding, Pending
 from message_store.interface.promise_rules import BeyondMax
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
@@ -33,7 +34,6 @@ from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks, Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
@@ -214,7 +214,7 @@ class WheelStore(TimerStore):
 
     # --- what waits -------------------------------------------------------------------------------
 
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+    def _waiting_in_time(self, wanted: WaitingFilter) -> Iterator[Pending]:
         return waiting(self._timers, self._recall_marks(), wanted)
 
     def _waiting_records(self) -> Iterator[LogDeliveries]:

@@ -12,12 +12,13 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import string_hash
 from message_store.interface.delay_store import Pending
-from message_store.interface.waiting_messages import pending_of
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.redelivery.deliveries import LogDeliveries
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
+from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 
 _SLOTS_AT_ONCE = 256
@@ -61,14 +62,16 @@ class _Moment:
         )
 
 
-def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[Pending]:
+def waiting(timers: LiveTimers, marks: RecallMarks, wanted: WaitingFilter) -> Iterator[Pending]:
     """Every message that waits now and passes; whoever calls holds the store's lock. Raises
     StoreClosedError when the store is closed.
     """
     return _pending_of(timers, _pieces(timers, _Moment.of(timers, marks), wanted), wanted)
 
 
-def _pending_of(timers: LiveTimers, pieces: Iterator[_Live], wanted: Filter) -> Iterator[Pending]:
+def _pending_of(
+    timers: LiveTimers, pieces: Iterator[_Live], wanted: WaitingFilter
+) -> Iterator[Pending]:
     for live in pieces:
         chosen = wanted.in_time(live.promised_ms)
         rows, promised_ms = live.rows.rows(chosen), live.promised_ms[chosen]
@@ -88,12 +91,12 @@ def _pending_of(timers: LiveTimers, pieces: Iterator[_Live], wanted: Filter) -> 
 
 def waiting_records(timers: LiveTimers, marks: RecallMarks) -> Iterator[LogDeliveries]:
     """The record and the promise of every message that waits now, in pieces."""
-    for live in _pieces(timers, _Moment.of(timers, marks), Filter()):
+    for live in _pieces(timers, _Moment.of(timers, marks), WaitingFilter()):
         places = live.rows.commit_log_offset, live.rows.size_bytes
         yield LogDeliveries(timers.store, *places, live.promised_ms)
 
 
-def _pieces(timers: LiveTimers, moment: _Moment, wanted: Filter) -> Iterator[_Live]:
+def _pieces(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter) -> Iterator[_Live]:
     with timers.store.reading():
         found = _without_units(timers, moment.unplaced, moment.done, moment.marks)
     yield found
@@ -109,11 +112,14 @@ def _without_units(timers: LiveTimers, rest: Unplaced, done: Int64s, marks: Reca
     return _live(_Live(rest.rows, rest.facts, promised_ms), marks, is_new)
 
 
-def _in_slots(timers: LiveTimers, moment: _Moment, wanted: Filter, part: slice) -> _Live:
+def _in_slots(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter, part: slice) -> _Live:
     rows, _ = timers.log.walk_from(
         moment.last_positions[part], moment.slots[part], timers.precision_ms
     )
-    rows = rows.rows(wanted.may_pass(rows) & ~np.isin(rows.commit_log_offset, moment.done))
+    is_wanted = ~np.isin(rows.commit_log_offset, moment.done)
+    if wanted.topic is not None:
+        is_wanted &= rows.table[TOPIC_HASH] == string_hash(wanted.topic)
+    rows = rows.rows(is_wanted)
     facts = timers.facts(rows, keys=len(moment.marks) > 0)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))
     return _live(live, moment.marks, facts.is_fine)
