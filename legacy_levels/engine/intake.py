@@ -42,7 +42,6 @@ class LevelIntake:
         self._cursors = state.cursors
         self._queues = {level: state.queue(level) for level in state.cursors}
         settings = state.live.settings
-        self._broker_name = settings.broker_name
         form = RecordForm.of(state.live.dialect, settings)
         self._form = attrs.evolve(form, born_host=settings.store_host)
         self._intake = LiveIntake(state.live, LEVEL_TOPIC, self._form)
@@ -128,14 +127,7 @@ class LevelIntake:
         self._append_units(rows_of, positions, made.sizes, promised_ms)
         self._intake.topics.remember_all(batch)
         live.write_checkpoint()
-        return BatchReceipt(
-            unique_keys=made.unique_keys,
-            topics=batch.topic,
-            due_ms=due_ms,
-            promised_ms=promised_ms,
-            commit_log_offsets=positions,
-            broker_name=self._broker_name,
-        )
+        return made.receipt(due_ms, promised_ms, positions, live.settings.broker_name)
 
     def _queue_offsets(self, rows_of: dict[int, Int64s], count: int) -> Int64s:
         offsets = np.zeros(count, np.int64)
