@@ -120,11 +120,6 @@ class RecallMarks:
             self._marks = {k: mark for k, mark in self._marks.items() if mark.slot_ms >= hand_ms}
             self._first_words = None
 
-    def takes(self, key: RecallKey, first_offset: int) -> bool:
-        """Whether a marker takes away the message with this key and first record."""
-        mark = self._marks.get(key)
-        return mark is not None and mark.takes(first_offset)
-
     def take_away(self, offsets: Int64s, facts: TimerFacts) -> Bools:
         """Which of these rows, with records at these offsets of the log, a marker takes away."""
         return self.taken_at(offsets, facts) < LONG_MAX

@@ -138,12 +138,6 @@ class TimerFacts:
         table[OUT_MS] = table[STORED_OUT_MS] = rows.slot_time_ms
         return cls(table, {}, precision_ms)
 
-    @classmethod
-    def together(cls, parts: Sequence["TimerFacts"]) -> "TimerFacts":
-        """The facts of at least one part, in order, whose problems are no longer told."""
-        table = np.concatenate([part.table for part in parts], axis=1)
-        return cls(np.ascontiguousarray(table), {}, parts[0].precision_ms)
-
     def rows(self, chosen: Bools | Int64s) -> "TimerFacts":
         """The facts of the chosen rows, whose problems are no longer told."""
         return TimerFacts(np.ascontiguousarray(self.table[:, chosen]), {}, self.precision_ms)
