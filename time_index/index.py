@@ -25,8 +25,7 @@ from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.redelivery.lineage import Names
 from message_store.writing.store import LiveStore
-from time_index.buckets import Bucket
-from time_index.index_files import IndexFiles
+from time_index.buckets import Bucket, IndexFiles
 from time_index.layouts import SPAN_MS, IndexState, SavedBucket, Units
 from time_index.lost_messages import LostMessage, lost_messages_of
 from time_index.record_kernel import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from legacy_levels.engine.due_search import find_record_end
+from legacy_levels.engine.cursor import find_record_end
 from legacy_levels.engine.state import LevelState
 from legacy_levels.engine.waiting_records import ROWS_AT_ONCE, equals, read_waiting
 from legacy_levels.neutral_units import (

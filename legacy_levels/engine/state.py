@@ -20,8 +20,7 @@ from legacy_levels.delivery_marks import (
     mark_to_trust,
     read_mark,
 )
-from legacy_levels.engine.cursor import LevelCursor
-from legacy_levels.engine.due_search import DueRuns
+from legacy_levels.engine.cursor import DueRuns, LevelCursor
 from legacy_levels.engine.recovery import (
     Start,
     delivered_already,

@@ -19,12 +19,12 @@ from message_store.columns.byte_column import Int64s
 from message_store.redelivery.batch import (
     FROM_WHEEL,
     ROLLED,
+    Measured,
     Redelivered,
     Rewrite,
     redeliver,
 )
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.redelivery.measured import Measured
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.lost_messages import LostMessage
