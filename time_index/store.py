@@ -35,7 +35,7 @@ from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-from time_index.check import check_time_index
+from time_index.check import check_time_index, undelivered
 from time_index.index import TimeIndex, bucket_of
 from time_index.intake import TimeIndexIntake
 from time_index.search import Named, waiting, waiting_records
@@ -147,7 +147,7 @@ class TimeIndexStore(Engine):
             store_ms=max(self.live.clock.now_ms(), now_ms),
         )
         index.drop_due(now_ms)
-        index.lose(due.offsets, done.bad)
+        index.lost.lose(due.offsets, done.bad)
         index.relieve()
         return LogDeliveries(self.live, done.positions, done.sizes, due.due_ms[done.rows])
 
@@ -231,7 +231,7 @@ class TimeIndexStore(Engine):
         return check_time_index(self._index)
 
     def _undelivered(self) -> list[Finding]:
-        return [each.finding() for each in self._index.lost.all()]
+        return undelivered(self._index)
 
     def _flush(self) -> None:
         """Log, queues, index, checkpoint, in this order; the index is not waited for."""

@@ -92,6 +92,17 @@ def log_finding(log_bytes: int) -> Finding:
     )
 
 
+def undeliverable(commit_log_offset: int, why: object, effect: str) -> Finding:
+    """A record that was due and can go nowhere; ``effect`` is what a broker does about it."""
+    return Finding(
+        Severity.WARNING,
+        f"commit log {commit_log_offset}",
+        f"a message that cannot be delivered: {why}",
+        effect,
+        "look at the record; schedule its message again if it is still wanted",
+    )
+
+
 _ENGINE_OF_TOPIC = {
     LEVEL_TOPIC: "the levels",
     TIMER_TOPIC: "a wheel",

@@ -7,6 +7,7 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.notes import LostMessage
 from message_store.format.java_numbers import LONG_MAX, string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
@@ -16,7 +17,6 @@ from timer_wheel.format.timer_due import was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 from timer_wheel.timers.fates import are_named, fate
-from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import (
     TAKES_NOTHING,
     RecallKey,
@@ -173,12 +173,7 @@ def note_what_is_damaged(timers: LiveTimers, rest: Unplaced) -> None:
     from before the last flush have no unit, retention may have deleted what they cancelled.
     """
     rows, facts, log = rest.rows, rest.facts, timers.store.log
-    lost = [
-        LostMessage(int(rows.commit_log_offset[row]), str(error))
-        for row, error in facts.problems.items()
-    ]
-    if lost:
-        timers.lost.add(lost)
+    timers.lost.lose(rows.commit_log_offset, facts.problems.items())
     cancels = odd_markers(rows.commit_log_offset, facts)
     asked = (
         facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~was_due_when_stored(facts.out_ms)
