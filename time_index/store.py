@@ -30,7 +30,7 @@ from message_store.interface.delay_store import (
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
-from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.deliveries import LogDeliveries, pending_among
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings
@@ -172,7 +172,9 @@ class TimeIndexStore(Engine):
 
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
         self._index.place_queued()
-        return iter(()) if wanted.level is not None else waiting(self._index, wanted)
+        if wanted.level is not None:
+            return iter(())
+        return pending_among(self.live, waiting(self._index, wanted), wanted)
 
     def waiting_records(self) -> Iterator[LogDeliveries]:
         """The record and the promise of each message that waits, in pieces."""

@@ -12,8 +12,8 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation, Pending
-from message_store.interface.waiting_messages import WaitingFilter, pending_of
+from message_store.interface.delay_store import Cancellation
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.older_slots import EXACT_MS
@@ -126,58 +126,29 @@ class Named:
         return self._live_keys.count(target.recall_key)
 
 
-def waiting_with_key(index: TimerIndex, wanted: WaitingFilter) -> Iterator[Pending]:
-    """The messages with a unique key that wait, and pass."""
+def waiting_with_key(index: TimerIndex, wanted: WaitingFilter) -> LogDeliveries:
+    """The messages with a unique key that wait, and are due when it is asked for."""
     known = Entries.of(index, wanted.unique_key or "")
     is_live = known.are_pending(index) & ~known.are_cancelled(index)
-    is_live &= wanted.in_time(known.rows["due_ms"])
-    for row in np.flatnonzero(is_live).tolist():
-        if wanted.passes(known.messages[row]):
-            due_ms, size_bytes = int(known.rows["due_ms"][row]), int(known.rows["size_bytes"][row])
-            yield pending_of(known.messages[row], due_ms, size_bytes)
+    return _places(index, known.rows[is_live & wanted.in_time(int64s(known.rows["due_ms"]))])
+
+
+def _places(index: TimerIndex, rows: Rows) -> LogDeliveries:
+    places = rows["commit_log_offset"], rows["size_bytes"]
+    return LogDeliveries(index.store, *places, rows["due_ms"])
 
 
 _FIRST_LOOK = 64
 
 
-def waiting_in_parts(index: TimerIndex, wanted: WaitingFilter) -> Iterator[Pending]:
-    """Every message that waits now and passes. Raises StoreClosedError when the store is closed.
+def waiting_in_parts(index: TimerIndex, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits now, is due when it is asked for and
+    may be of the topic, in pieces. Raises StoreClosedError when the store is closed.
 
     Rows and markers are of one moment: an advance takes both away.
     """
-    return _pending_in(index, wanted, index.waiting.parts(), index.marks.as_of_now())
-
-
-def _pending_in(
-    index: TimerIndex, wanted: WaitingFilter, parts: Iterator[Rows], marks: RecallMarks
-) -> Iterator[Pending]:
-    while True:
-        with index.store.reading():
-            rows = next(parts, None)
-            if rows is None:
-                return
-            rows = _live(index, _may_pass(rows, wanted), marks)
-        for due_ms, offset, size_bytes in zip(
-            rows["due_ms"].tolist(),
-            rows["commit_log_offset"].tolist(),
-            rows["size_bytes"].tolist(),
-            strict=True,
-        ):
-            with index.store.reading():
-                # What is gone retention took meanwhile, and it was stored again.
-                message = index.store.log.readable_record(offset, size_bytes)
-            if message is not None and wanted.passes(message):
-                yield pending_of(message, due_ms, size_bytes)
-
-
-def waiting_records(index: TimerIndex) -> Iterator[LogDeliveries]:
-    """The record and the promise of every message that waits now, in pieces."""
     parts, marks = index.waiting.parts(), index.marks.as_of_now()
-    for rows in parts:
-        live = _live(index, rows, marks)
-        yield LogDeliveries(
-            index.store, live["commit_log_offset"], live["size_bytes"], live["due_ms"]
-        )
+    return (_places(index, _live(index, _may_pass(rows, wanted), marks)) for rows in parts)
 
 
 def _may_pass(rows: Rows, wanted: WaitingFilter) -> Rows:

@@ -27,7 +27,7 @@ from message_store.interface.delay_store import (
 )
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery import lineage
-from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.deliveries import LogDeliveries, pending_among
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.store import LiveStore
 from timer_wheel.timers.intake import TimerIntake
@@ -134,7 +134,9 @@ class TimerStore(Engine):
 
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
         self._place_queued()
-        return iter(()) if wanted.level is not None else self._waiting_in_time(wanted)
+        if wanted.level is not None:
+            return iter(())
+        return pending_among(self.live, self._pieces(wanted), wanted)
 
     def waiting_records(self) -> Iterator[LogDeliveries]:
         """The record and the promise of each message that waits, in pieces. Raises TargetError: see
@@ -142,7 +144,7 @@ class TimerStore(Engine):
         """
         with self.live.reading():
             self._place_queued()
-            return self._waiting_records()
+            return self._pieces(WaitingFilter())
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the messages that a receipt or a handle names. Raises TargetError."""
@@ -244,12 +246,8 @@ class TimerStore(Engine):
         """When the first message that waits is due, or a time before."""
 
     @abstractmethod
-    def _waiting_in_time(self, wanted: WaitingFilter) -> Iterator[Pending]:
-        """What waits and passes."""
-
-    @abstractmethod
-    def _waiting_records(self) -> Iterator[LogDeliveries]:
-        """All that waits, in pieces."""
+    def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
+        """What waits now, is due when it is asked for and may pass, in pieces."""
 
     @abstractmethod
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:

@@ -13,9 +13,9 @@ import numpy as np
 
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import string_hash
-from message_store.interface.delay_store import Pending
-from message_store.interface.waiting_messages import WaitingFilter, pending_of
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.store import LiveStore
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
@@ -35,6 +35,12 @@ class _Live:
     def chosen(self, which: Bools) -> "_Live":
         """Some of them."""
         return _Live(self.rows.rows(which), self.facts.rows(which), self.promised_ms[which])
+
+    def in_time(self, store: LiveStore, wanted: WaitingFilter) -> LogDeliveries:
+        """The record and the promise of those that are due when it is asked for."""
+        chosen = wanted.in_time(self.promised_ms)
+        offsets, sizes = self.rows.commit_log_offset[chosen], self.rows.size_bytes[chosen]
+        return LogDeliveries(store, offsets, sizes, self.promised_ms[chosen])
 
 
 @attrs.frozen(eq=False)
@@ -62,48 +68,24 @@ class _Moment:
         )
 
 
-def waiting(timers: LiveTimers, marks: RecallMarks, wanted: WaitingFilter) -> Iterator[Pending]:
-    """Every message that waits now and passes; whoever calls holds the store's lock. Raises
-    StoreClosedError when the store is closed.
+def waiting(
+    timers: LiveTimers, marks: RecallMarks, wanted: WaitingFilter
+) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits now, is due when it is asked for and
+    may be of the topic, in pieces; whoever calls holds the store's lock. Raises StoreClosedError
+    when the store is closed.
     """
-    return _pending_of(timers, _pieces(timers, _Moment.of(timers, marks), wanted), wanted)
+    return _pieces(timers, _Moment.of(timers, marks), wanted)
 
 
-def _pending_of(
-    timers: LiveTimers, pieces: Iterator[_Live], wanted: WaitingFilter
-) -> Iterator[Pending]:
-    for live in pieces:
-        chosen = wanted.in_time(live.promised_ms)
-        rows, promised_ms = live.rows.rows(chosen), live.promised_ms[chosen]
-        places = zip(
-            rows.commit_log_offset.tolist(),
-            rows.size_bytes.tolist(),
-            promised_ms.tolist(),
-            strict=True,
-        )
-        for offset, size_bytes, due_ms in places:
-            with timers.store.reading():
-                # What is gone retention took meanwhile: it was delivered, or has rolled.
-                message = timers.store.log.readable_record(offset, size_bytes)
-            if message is not None and wanted.passes(message):
-                yield pending_of(message, due_ms, size_bytes)
-
-
-def waiting_records(timers: LiveTimers, marks: RecallMarks) -> Iterator[LogDeliveries]:
-    """The record and the promise of every message that waits now, in pieces."""
-    for live in _pieces(timers, _Moment.of(timers, marks), WaitingFilter()):
-        places = live.rows.commit_log_offset, live.rows.size_bytes
-        yield LogDeliveries(timers.store, *places, live.promised_ms)
-
-
-def _pieces(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter) -> Iterator[_Live]:
+def _pieces(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
     with timers.store.reading():
         found = _without_units(timers, moment.unplaced, moment.done, moment.marks)
-    yield found
+    yield found.in_time(timers.store, wanted)
     for begin in range(0, len(moment.slots), _SLOTS_AT_ONCE):
         with timers.store.reading():
             found = _in_slots(timers, moment, wanted, slice(begin, begin + _SLOTS_AT_ONCE))
-        yield found
+        yield found.in_time(timers.store, wanted)
 
 
 def _without_units(timers: LiveTimers, rest: Unplaced, done: Int64s, marks: RecallMarks) -> _Live:
