@@ -23,6 +23,7 @@ from message_store.format.delay_levels import format_delay
 from message_store.format.dialect import Dialect
 from message_store.format.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import worst_first
 from message_store.reading.consume_queue import Int64Array
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
 
@@ -32,7 +33,6 @@ _DELIVERIES = "delivery before the last kill is", "deliveries before the last ki
 _ENTRIES = "entry", "entries"
 _TIMES = "due time", "due times"
 _HELD = "a topic too long for brokers of 4.9, in a store that is written for them"
-_WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
 
 
 def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
@@ -58,7 +58,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
                     "look at the file that is named",
                 )
             )
-    return sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return worst_first(findings)
 
 
 def _of_losses(state: LevelState) -> Iterator[Finding]:

@@ -81,6 +81,14 @@ def kept_findings(store: LiveStore) -> Iterator[Finding]:
         )
 
 
+def floor_findings(store: LiveStore) -> Iterator[Finding]:
+    """What is wrong with log, queues and retention, whatever stands on them."""
+    if store.losses.log_bytes:
+        yield log_finding(store.losses.log_bytes)
+    yield from queue_findings(store)
+    yield from kept_findings(store)
+
+
 def log_finding(log_bytes: int) -> Finding:
     """The loss of the end of the log."""
     return Finding(
