@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only members of a group write: the entries of a DLedger log as tables, and the text of
-`epochFileCheckpoint`, which a broker of a group with a controller keeps.
+`epochFileCheckpoint`. A broker of a group with a controller keeps the latter.
 
 An entry is a head and one ordinary record. Consume queues and the record itself name where the
 record begins, not the entry. So only a walk from record to record meets these heads

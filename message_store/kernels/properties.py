@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of properties texts: walk a text once for destination, tag and the entries that are
-dropped; join columns into texts, find one property in each text, make unique keys.
+"""The kernels of properties texts: join columns into texts, find one property in each text, make
+unique keys. And they walk a text once for destination, tag and the entries that are dropped.
 
 The walk is equal to ``redelivery.record.redelivered_properties`` and to what
 ``properties.split_entries`` keeps (docs/FORMAT.md, properties).
