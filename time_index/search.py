@@ -44,7 +44,7 @@ def waiting_records(index: TimeIndex) -> Iterator[LogDeliveries]:
 
 def _may_pass(log: LiveLog, units: Units, wanted: WaitingFilter) -> Bools:
     """Which messages may be asked for, by due time and by hashes."""
-    chosen = wanted.in_time(units.due_ms)
+    chosen: Bools = wanted.in_time(units.due_ms)
     if wanted.topic is not None or wanted.unique_key is not None:
         facts = read_facts(log, units.offsets, units.sizes)
         if wanted.topic is not None:

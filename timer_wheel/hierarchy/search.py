@@ -89,7 +89,7 @@ class Named:
         def named(widths_ms: Int64s, *, is_exact: bool = False) -> Bools:
             times = int64s(known.rows["due_ms"]), widths_ms
             by_time = are_named(facts, offsets, *times, handle, first_offset, is_exact=is_exact)
-            return by_time & is_of_topic
+            return np.asarray(by_time & is_of_topic)
 
         widths_ms = index.older.widths_of(first_offsets, index.slot_precision_ms)
         is_named = named(widths_ms, is_exact=True)
@@ -152,7 +152,7 @@ def waiting_in_parts(index: TimerIndex, wanted: WaitingFilter) -> Iterator[LogDe
 
 
 def _may_pass(rows: Rows, wanted: WaitingFilter) -> Rows:
-    chosen = wanted.in_time(int64s(rows["due_ms"]))
+    chosen: Bools = wanted.in_time(int64s(rows["due_ms"]))
     if wanted.topic is not None:
         chosen &= rows["topic_hash"] == string_hash(wanted.topic)
     return rows[chosen]
