@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from message_store.files.store_root import StoreRoot
-from message_store.format.members import (
+from message_store.format.members.dledger_entry import (
     ENTRY_BLANK,
     ENTRY_BLANK_MAGIC,
     ENTRY_HEAD,

@@ -16,7 +16,7 @@ from message_store.format.checkpoint import (
     LOG_END,
 )
 from message_store.format.layout import Layout
-from message_store.format.members import ENTRY_BLANK, ENTRY_HEAD
+from message_store.format.members.dledger_entry import ENTRY_BLANK, ENTRY_HEAD
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.properties import LEVEL_TOPIC

@@ -7,7 +7,7 @@ Every length is compared with what holds it before it is used.
 
 from typing import Any
 
-from message_store.format.members import ENTRY_BLANK_MAGIC, ENTRY_HEAD, ENTRY_MAGIC
+from message_store.format.members.dledger_entry import ENTRY_BLANK_MAGIC, ENTRY_HEAD, ENTRY_MAGIC
 from message_store.format.record_layout import (
     BLANK_RECORD,
     BODY_RUN,

@@ -13,7 +13,7 @@ import numpy as np
 
 from message_store.files.segments import Segment, SegmentReader
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.members import ENTRY_HEAD
+from message_store.format.members.dledger_entry import ENTRY_HEAD
 from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
 )

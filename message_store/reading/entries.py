@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from message_store.files.segments import SegmentReader
-from message_store.format.members import ENTRY_BLANK_MAGIC, ENTRY_HEAD
+from message_store.format.members.dledger_entry import ENTRY_BLANK_MAGIC, ENTRY_HEAD
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.log import (
     BLANK_BYTES,

@@ -20,7 +20,7 @@ from message_store.files.dledger import member_directory, member_id
 from message_store.files.log_row import open_log
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
-from message_store.format.members import decode_epochs
+from message_store.format.members.epoch_file import decode_epochs
 from message_store.reading.commit_log import find_log_end, start_of_last_used_file
 from message_store.reading.entries import find_last_entry
 

@@ -4,7 +4,7 @@
 import pytest
 
 from message_store.base.errors import BadFieldError
-from message_store.format.members import Epoch, decode_epochs
+from message_store.format.members.epoch_file import Epoch, decode_epochs
 
 
 @pytest.mark.parametrize(
