@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A consumer group: it receives messages, and each stays its own until it is acknowledged."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Literal

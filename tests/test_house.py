@@ -66,7 +66,7 @@ FILE_TOUCHERS = {
     "migrate/write/staging.py",
     # Opens what it gives to another user, without following links.
     "migrate/write/owner.py",
-    "time_index/index_files.py",
+    "time_index/buckets.py",
     # A temporary directory of links, in the place of a directory that is not to be written to.
     "message_store/files/rocksdb/view.py",
     # And one with a copy of queues that lie in RocksDB.

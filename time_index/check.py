@@ -9,21 +9,22 @@ from message_store.columns.byte_column import int64s
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
-from message_store.writing.findings import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import floor_findings, undeliverable
 from time_index.index import CANCELS, TimeIndex
 from time_index.record_kernel import read_facts
 
 
 def check_time_index(index: TimeIndex) -> list[Finding]:
     """What is wrong, worst first."""
-    store = index.store
     index.place_queued()
-    found = [*_in_buckets(index), *_in_cancels(index)]
-    found += [*index.losses, *(each.finding() for each in index.lost.all())]
-    found += [*queue_findings(store), *kept_findings(store)]
-    if store.losses.log_bytes:
-        found.append(log_finding(store.losses.log_bytes))
-    return worst_first(found)
+    found = [*_in_buckets(index), *_in_cancels(index), *index.losses, *undelivered(index)]
+    return worst_first([*found, *floor_findings(index.store)])
+
+
+def undelivered(index: TimeIndex) -> list[Finding]:
+    """What could not be delivered."""
+    lost = [(each.commit_log_offset, each.reason) for each in index.lost.all()]
+    return [undeliverable(*each, "a broker does not look at it") for each in lost]
 
 
 def _in_buckets(index: TimeIndex) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ rebuilt by that rule. The queue only tells what is new.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -25,10 +25,9 @@ from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.redelivery.lineage import Names
 from message_store.writing.store import LiveStore
-from time_index.buckets import Bucket
-from time_index.index_files import IndexFiles
+from time_index.buckets import Bucket, IndexFiles
 from time_index.layouts import SPAN_MS, IndexState, SavedBucket, Units
-from time_index.lost_messages import LostMessage, lost_messages_of
+from time_index.reading import lost_messages_of
 from time_index.record_kernel import (
     DUE,
     FOUND_ROWS,
@@ -179,13 +178,7 @@ class TimeIndex:
     def _tell(self, first: int, offsets: Int64s, facts: Facts) -> None:
         for row, error in facts.problems.items():
             self.losses.append(_no_message(first + row, error))
-        self.lose(offsets, facts.problems.items())
-
-    def lose(self, offsets: Int64s, bad: Iterable[tuple[int, FormatError]]) -> None:
-        """Note which of the messages at these offsets nobody can deliver, and why."""
-        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in bad]
-        if lost:
-            self.lost.add(lost)
+        self.lost.lose(offsets, facts.problems.items())
 
     def _add(self, units: Units) -> None:
         starts = _start_of(units.due_ms)

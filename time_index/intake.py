@@ -14,8 +14,7 @@ from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.message_codec import decode_message_at, encode_message
 from message_store.format.properties import TIME_INDEX_TOPIC
-from message_store.format.queue_unit import QUEUE_UNIT
-from message_store.intake.batch import BatchDraft, draft_batch
+from message_store.intake.batch import draft_batch
 from message_store.intake.records import RecordForm, RecordMaker
 from message_store.intake.store_intake import LiveIntake, Part
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
@@ -104,28 +103,10 @@ class TimeIndexIntake:
             batch, system_topic=TIME_INDEX_TOPIC, out_ms=promised_ms, form=self._form
         )
         self._intake.require_room(records.sizes)
-        offsets = self._append_batch(records, now_ms)
+        offsets = records.append(self._store.log, self._queue, now_ms)
         self._intake.topics.remember_all(batch)
-        return BatchReceipt(
-            unique_keys=records.unique_keys,
-            topics=batch.topic,
-            due_ms=due_ms,
-            promised_ms=promised_ms,
-            commit_log_offsets=offsets,
-            broker_name=self._store.settings.broker_name,
-        )
-
-    def _append_batch(self, records: BatchDraft, now_ms: int) -> Int64s:
-        queue, count = self._queue, len(records)
-        queue_offsets = queue.max_offset + np.arange(count, dtype=np.int64)
-        fill = records.bind(np.full(count, MESSAGES, np.int64), queue_offsets, now_ms)
-        offsets = self._store.log.append_rows(records.sizes, fill)
-        units = np.empty(count, QUEUE_UNIT.dtype)
-        units["commit_log_offset"] = offsets
-        units["size_bytes"] = records.sizes
-        units["tags_code"] = records.tags_codes
-        queue.append(units)
-        return offsets
+        broker_name = self._store.settings.broker_name
+        return records.receipt(due_ms, promised_ms, offsets, broker_name)
 
     def cancel(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
         """Store the record that cancels a pending message."""

@@ -8,6 +8,7 @@ names. Limitation: the log is read whole from the first message of the queue on.
 import numpy as np
 
 from message_store.files.log_row import open_log
+from message_store.files.notes import LostNotes
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIME_INDEX_TOPIC
@@ -17,6 +18,11 @@ from message_store.reading.consume_queue import read_queue
 from message_store.redelivery.lineage import NAME_ROWS, Names
 from time_index.layouts import Units
 from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
+
+
+def lost_messages_of(root: StoreRoot) -> LostNotes:
+    """The notes of messages of one store that could not be delivered."""
+    return LostNotes(root.own / "time-index-lost.json")
 
 
 def has_time_index(root: StoreRoot) -> bool:

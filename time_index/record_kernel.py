@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s, TableColumn, int64s
 from message_store.format import properties as names
 from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.log import (
     AT_QUEUE_ID,
     AT_SIZE,
@@ -33,6 +32,7 @@ from message_store.kernels.log import (
     next_head,
     prefetch_head_and_tail,
 )
+from message_store.kernels.properties import entry_end_at, name_end_at
 from message_store.kernels.raw_memory import address_of, load_i32, store_native
 from message_store.kernels.text import (
     NOT_UTF8,
@@ -179,25 +179,14 @@ class Facts:
     table: Int64s
     problems: dict[int, FormatError]
 
-    @property
-    def due_ms(self) -> Int64s:
-        """When each is due."""
-        return np.asarray(self.table[DUE_MS])
-
-    @property
-    def topic_hash(self) -> Int64s:
-        """Java's hash of each real topic."""
-        return np.asarray(self.table[TOPIC_HASH])
-
-    @property
-    def key_hash(self) -> Int64s:
-        """A hash of each unique key."""
-        return np.asarray(self.table[KEY_HASH])
-
-    @property
-    def firsts(self) -> Int64s:
-        """Which record each names; its own place where it names none."""
-        return np.asarray(self.table[FIRST])
+    due_ms = TableColumn(DUE_MS)
+    """When each is due."""
+    topic_hash = TableColumn(TOPIC_HASH)
+    """Java's hash of each real topic."""
+    key_hash = TableColumn(KEY_HASH)
+    """A hash of each unique key."""
+    firsts = TableColumn(FIRST)
+    """Which record each names; its own place where it names none."""
 
     @property
     def is_fine(self) -> NDArray[np.bool_]:

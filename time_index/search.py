@@ -13,8 +13,8 @@ from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation, Pending
-from message_store.interface.waiting_messages import WaitingFilter, pending_of
+from message_store.interface.delay_store import Cancellation
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.log import LiveLog
 from time_index.index import CANCELS, TimeIndex, bucket_of
@@ -24,22 +24,14 @@ from time_index.record_kernel import key_hash, read_facts
 _PIECE = 1 << 17
 
 
-def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[Pending]:
-    """Every message that waits and passes, bucket by bucket: none moves to another.
-
-    Raises StoreClosedError when the store is closed meanwhile.
+def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits and may pass, bucket by bucket: none
+    moves to another.
     """
-    log = index.store.log
     for start_ms in index.starts():
-        with index.store.reading():
-            units = index.look(start_ms)
-            units = units.rows(_may_pass(log, units, wanted))
-        columns = units.due_ms.tolist(), units.offsets.tolist(), units.sizes.tolist()
-        for due_ms, offset, size_bytes in zip(*columns, strict=True):
-            with index.store.reading():
-                message = log.readable_record(offset, size_bytes)
-            if message is not None and wanted.passes(message):
-                yield pending_of(message, due_ms, size_bytes)
+        units = index.look(start_ms)
+        units = units.rows(_may_pass(index.store.log, units, wanted))
+        yield LogDeliveries(index.store, units.offsets, units.sizes, units.due_ms)
 
 
 def waiting_records(index: TimeIndex) -> Iterator[LogDeliveries]:
@@ -52,7 +44,7 @@ def waiting_records(index: TimeIndex) -> Iterator[LogDeliveries]:
 
 def _may_pass(log: LiveLog, units: Units, wanted: WaitingFilter) -> Bools:
     """Which messages may be asked for, by due time and by hashes."""
-    chosen = wanted.in_time(units.due_ms)
+    chosen: Bools = wanted.in_time(units.due_ms)
     if wanted.topic is not None or wanted.unique_key is not None:
         facts = read_facts(log, units.offsets, units.sizes)
         if wanted.topic is not None:

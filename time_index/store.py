@@ -11,18 +11,15 @@ from pathlib import Path
 
 from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, SharedKeyError
-from message_store.columns.byte_column import Int64s, int64s
-from message_store.columns.message_batch import MessageBatch
+from message_store.columns.byte_column import int64s
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
-from message_store.format.message import Message, StoredMessage
+from message_store.format.message import StoredMessage
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.asked import asked_of_no_wheel
-from message_store.intake.asked_batch import asked_by_batch
+from message_store.intake.engine import Engine
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for, unfinished
 from message_store.interface.delay_store import (
-    BatchReceipt,
     Cancellation,
     Due,
     Finding,
@@ -33,12 +30,12 @@ from message_store.interface.delay_store import (
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
-from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.deliveries import LogDeliveries, pending_among
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings
-from message_store.writing.store import EngineOnFiles, LiveStore
-from time_index.check import check_time_index
+from message_store.writing.store import LiveStore
+from time_index.check import check_time_index, undelivered
 from time_index.index import TimeIndex, bucket_of
 from time_index.intake import TimeIndexIntake
 from time_index.search import Named, waiting, waiting_records
@@ -52,7 +49,7 @@ def _refuse_before_recovery(live: LiveStore, _extent: Extent) -> None:
     unfinished(live, TIME_INDEX_TOPIC)
 
 
-class TimeIndexStore(EngineOnFiles):
+class TimeIndexStore(Engine):
     """``DelayStore`` on a time index. Made by ``open``.
 
     A message is promised for the millisecond that is asked for, within ``settings.retention_ms``.
@@ -62,6 +59,8 @@ class TimeIndexStore(EngineOnFiles):
     here is delivered by this engine alone.
     """
 
+    _intake: TimeIndexIntake
+
     def __init__(
         self,
         store: LiveStore,
@@ -70,7 +69,6 @@ class TimeIndexStore(EngineOnFiles):
         start_deliver_time_alias: bool = False,
     ) -> None:
         self.live = store
-        self.levels = store.levels
         self._index = TimeIndex.open(store)
         self._intake = TimeIndexIntake(store, limit)
         self._alias = start_deliver_time_alias
@@ -121,46 +119,7 @@ class TimeIndexStore(EngineOnFiles):
         warn_of_other_engines(store, TIME_INDEX_TOPIC)
         return made
 
-    # --- scheduling -------------------------------------------------------------------------------
-
-    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
-        """Store a message for later."""
-        store = self.live
-        with store.lock:
-            if store.is_closed:
-                store.require_open()
-            count = store.log.append_count
-            try:  # all_or_broken, but for what entering it costs
-                return self._intake.schedule(message, due, store.clock.now_ms())
-            except BaseException:
-                store.break_if_appended(count)
-                raise
-
-    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be kept. Raises ValueError where the
-        due times are not as many.
-        """
-        due_ms = int64s(due_ms)
-        if due_ms.shape != (len(batch),):
-            raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
-        with self.live.reading(), self.live.all_or_broken():
-            return self._intake.schedule_batch(batch, due_ms, self.live.clock.now_ms())
-
     # --- time -------------------------------------------------------------------------------------
-
-    def put(self, message: Message) -> Receipt:
-        """Store a message for the time that its own properties ask for. Raises BadFieldError."""
-        with self.live.reading():
-            now_ms = self.live.clock.now_ms()
-            asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
-            return self.schedule(asked.message, asked.due)
-
-    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
-        """The same for many messages, all or none."""
-        with self.live.reading(), self.live.all_or_broken():
-            now_ms = self.live.clock.now_ms()
-            asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
-            return self._intake.schedule_batch(asked.batch, asked.due_ms, now_ms)
 
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""
@@ -188,7 +147,7 @@ class TimeIndexStore(EngineOnFiles):
             store_ms=max(self.live.clock.now_ms(), now_ms),
         )
         index.drop_due(now_ms)
-        index.lose(due.offsets, done.bad)
+        index.lost.lose(due.offsets, done.bad)
         index.relieve()
         return LogDeliveries(self.live, done.positions, done.sizes, due.due_ms[done.rows])
 
@@ -211,20 +170,11 @@ class TimeIndexStore(EngineOnFiles):
 
     # --- what waits -------------------------------------------------------------------------------
 
-    def pending(
-        self,
-        *,
-        topic: str | None = None,
-        level: int | None = None,
-        due_after_ms: int | None = None,
-        due_before_ms: int | None = None,
-        unique_key: str | None = None,
-    ) -> Iterator[Pending]:
-        """What waits and passes every filter; no level is kept."""
-        with self.live.reading():
-            self._index.place_queued()
-            wanted = WaitingFilter(topic, due_after_ms, due_before_ms, unique_key)
-            return iter(()) if level is not None else waiting(self._index, wanted)
+    def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
+        self._index.place_queued()
+        if wanted.level is not None:
+            return iter(())
+        return pending_among(self.live, waiting(self._index, wanted), wanted)
 
     def waiting_records(self) -> Iterator[LogDeliveries]:
         """The record and the promise of each message that waits, in pieces."""
@@ -279,20 +229,11 @@ class TimeIndexStore(EngineOnFiles):
 
     # --- health and the end -----------------------------------------------------------------------
 
-    def check(self) -> list[Finding]:
-        """Every invariant that does not hold, worst first."""
-        with self.live.reading():
-            return check_time_index(self._index)
+    def _findings(self) -> list[Finding]:
+        return check_time_index(self._index)
 
-    def undelivered(self) -> list[Finding]:
-        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
-        with self.live.reading():
-            return [each.finding() for each in self._index.lost.all()]
-
-    def flush(self) -> None:
-        """Come back when everything stored so far survives a loss of power."""
-        self.live.require_open()
-        self._group.run()
+    def _undelivered(self) -> list[Finding]:
+        return undelivered(self._index)
 
     def _flush(self) -> None:
         """Log, queues, index, checkpoint, in this order; the index is not waited for."""
@@ -315,7 +256,3 @@ class TimeIndexStore(EngineOnFiles):
                 self.live.close()
             finally:
                 self.live.abandon()
-
-    def abandon(self) -> None:
-        """Let go of everything without a last word, as a kill would."""
-        self.live.abandon()

@@ -11,8 +11,6 @@ The log still has the records, unless retention took them. Two kinds of evidence
   of ``delaywheel`` show this; a store that only brokers used has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

@@ -28,7 +28,6 @@ from message_store.format.record_layout import (
     SYS_TRANSACTION_MASK,
 )
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.log import (
     AT_FLAG,
     AT_LOG_OFFSET,
@@ -54,6 +53,7 @@ from message_store.kernels.log import (
     record_at,
     store_time_at,
 )
+from message_store.kernels.properties import entry_end_at, name_end_at
 from message_store.kernels.raw_memory import load_i32, load_i64
 from message_store.kernels.text import equal_bytes, hash_bytes, is_text, mix64, plain_number
 from message_store.redelivery.lineage import first_offset_at

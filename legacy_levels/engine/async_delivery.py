@@ -10,13 +10,10 @@ A disk that refuses is no error of ``advance`` here: the failed delivery is sent
 it was stored and nobody knows which, the store has to be opened again.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -24,13 +21,11 @@ import numpy as np
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.delivery import RETRY_MS, DueRows, LevelDelivery
 from legacy_levels.engine.rules import AsyncRules
+from legacy_levels.engine.state import LevelState
 from message_store.base.errors import TargetError
 from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.batch import rows_without_successor
 from message_store.redelivery.deliveries import LogDeliveries
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
 
 _WAIT_STEP_MS = 100
 _LONGEST_WAIT_MS = 60_000

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cancels a message in its level: finds its entry and what became of it."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from legacy_levels.engine.due_search import find_record_end
+from legacy_levels.engine.cursor import find_record_end
+from legacy_levels.engine.state import LevelState
 from legacy_levels.engine.waiting_records import ROWS_AT_ONCE, equals, read_waiting
 from legacy_levels.neutral_units import (
     CANCELLED_BYTES,
@@ -29,10 +27,7 @@ from message_store.format.record_layout import (
 )
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.reading.consume_queue import is_pre_blank
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
-    from message_store.writing.log import LiveLog
+from message_store.writing.log import LiveLog
 
 _LOOK_BACK_BYTES = 64 << 10
 _MAGICS = [(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with an open level store: findings for an operator, worst first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from legacy_levels.engine.async_delivery import AsyncDelivery
 from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.engine.delivery import LevelDelivery
+from legacy_levels.engine.state import LevelState
 from legacy_levels.engine.waiting_records import (
+    WaitingRecords,
     are_plain_numbers,
     destination_problem,
     equals,
@@ -23,13 +23,9 @@ from message_store.format.delay_levels import format_delay
 from message_store.format.dialect import Dialect
 from message_store.format.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import worst_first
 from message_store.reading.consume_queue import Int64Array
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.delivery import LevelDelivery
-    from legacy_levels.engine.state import LevelState
-    from legacy_levels.engine.waiting_records import WaitingRecords
 
 _MOST_NAMED = 20
 _ARE = "message is", "messages are"
@@ -37,7 +33,6 @@ _DELIVERIES = "delivery before the last kill is", "deliveries before the last ki
 _ENTRIES = "entry", "entries"
 _TIMES = "due time", "due times"
 _HELD = "a topic too long for brokers of 4.9, in a store that is written for them"
-_WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
 
 
 def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
@@ -63,7 +58,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
                     "look at the file that is named",
                 )
             )
-    return sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return worst_first(findings)
 
 
 def _of_losses(state: LevelState) -> Iterator[Finding]:

@@ -8,18 +8,14 @@ transactions are dropped, as brokers do. A store of 4.9 holds a message whose to
 brokers of 4.9. It is delivered when the store is opened for 5.x.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from legacy_levels.engine.broker_offsets import BrokerOffsets
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
-from legacy_levels.engine.state import SkippedMessage
+from legacy_levels.engine.state import LevelState, SkippedMessage
 from legacy_levels.engine.waiting_records import (
     are_plain_numbers,
     destination_problem,
@@ -27,14 +23,74 @@ from legacy_levels.engine.waiting_records import (
 )
 from message_store.base.errors import FormatError, TargetError
 from message_store.format import properties as names
+from message_store.format.dialect import Dialect
 from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.batch import FROM_LEVEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import topic_problem
+from message_store.writing.log import LiveLog
 
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
-    from message_store.writing.log import LiveLog
+_LOOK = 256
+
+
+class BrokerOffsets:
+    """The bulk form of ScheduleMessageService#updateOffset: what a broker's offsetTable would hold,
+    level to queue offset. ``table`` is None if brokers are not followed
+    (``LevelRules.saved_offsets``).
+
+    RocketMQ: DeliverDelayedMessageTimerTask#executeOnTimeup. Only a stored message moves a level's
+    offset, so skipped entries behind the last one stay in front of it. In 5.x an entry that is not
+    due moves the offset too, to itself: such a level is named even at 0.
+    """
+
+    def __init__(self, state: LevelState) -> None:
+        self._state = state
+        self._is_4_9 = state.live.dialect is Dialect.ROCKETMQ_4_9
+        self._next: dict[int, int] = {}
+        self.table: dict[int, int] | None = None
+        if state.rules.saved_offsets == "broker":
+            self.table = {level: self._corrected(level) for level in state.found.offsets}
+
+    def _corrected(self, level: int) -> int:
+        """RocketMQ: ScheduleMessageService#correctDelayOffset; not for levels beyond the table."""
+        stored = self._state.found.offset_of(level)
+        if level > self._state.table.max_level:
+            return stored
+        queue = self._state.queue(level)
+        return min(max(stored, queue.min_offset), queue.max_offset)
+
+    def copy(self) -> dict[int, int] | None:
+        """The table at this moment. A 4.9 broker stands before a message that it cannot store, and
+        so does its table, though we deliver what lies behind.
+        """
+        if self.table is None or not self._is_4_9:
+            return None if self.table is None else dict(self.table)
+        cursors = self._state.cursors
+        heads = {level: cursors[level].head for level in self.table if level in cursors}
+        return {level: min(at, heads.get(level, at)) for level, at in self.table.items()}
+
+    def delivered(self, level: int, queue_offset: int) -> None:
+        """The message of this entry, and of those before it, were stored in their topics."""
+        if self.table is not None:
+            self.table[level] = queue_offset + 1
+
+    def looked(self, level: int, now_ms: int) -> None:
+        """All that is due in a level was put: 5.x notes the first entry that is not."""
+        if self.table is None or self._is_4_9 or level > self._state.table.max_level:
+            return
+        queue = self._state.queue(level)
+        latest_ms = now_ms + self._state.table.delay_ms(level)
+        at = max(self._next.get(level, self.table.get(level, 0)), queue.min_offset)
+        while at < queue.max_offset:
+            units = queue.units(at, min(at + _LOOK, queue.max_offset))
+            due_ms = units["tags_code"].astype(np.int64)
+            not_due = np.flatnonzero((due_ms > now_ms) & (due_ms <= latest_ms))
+            if len(not_due):
+                at += int(not_due[0])
+                self.table[level] = at
+                break
+            at += len(units)
+        self._next[level] = at
 
 
 def first_poison(log: LiveLog, entries: DueEntries) -> int | None:
@@ -67,7 +123,7 @@ class DueRows:
     due_ms: Int64Array
 
     @classmethod
-    def merge(cls, parts: Sequence[DueEntries], *, in_line: bool = False) -> DueRows:
+    def merge(cls, parts: Sequence[DueEntries], *, in_line: bool = False) -> "DueRows":
         """All of these by due time, and among equals in log order. With ``in_line`` an entry comes
         after all that stand in front of it in its queue, whatever their due times.
         """
@@ -292,13 +348,10 @@ class LevelDelivery:
                 self._held.setdefault(part.level, set()).add(int(part.queue_offset[place]))
             else:
                 bad.append((int(chosen[row]), error))
-        halves = [row for row, _ in bad if self._is_half(rows, row)]
+        # From the topic of half messages none is delivered.
+        halves = [row for row, _ in bad if self._real_topic(rows, row) == names.HALF_TOPIC]
         self.discarded += len(halves)
         self._state.skipped.add(rows.skipped(row, error) for row, error in bad if row not in halves)
-
-    def _is_half(self, rows: DueRows, row: int) -> bool:
-        """Whether a record goes to the topic of half messages, from where none is delivered."""
-        return self._real_topic(rows, row) == names.HALF_TOPIC
 
     def _is_too_long(self, rows: DueRows, row: int) -> bool:
         """Whether a record can go to its topic in a store of 5.x, and not in this one."""
@@ -319,8 +372,6 @@ class LevelDelivery:
 
     def _cut_at_poison(self, entries: DueEntries, now_ms: int) -> DueEntries:
         """The entries before the first whose record does not say where it goes."""
-        from legacy_levels.engine.delivery import first_poison
-
         row = first_poison(self._state.live.log, entries)
         if row is None:
             return entries

@@ -4,15 +4,16 @@
 RocketMQ: CommitLog#asyncPutMessage, where the topic of a delayed message is replaced.
 """
 
-from __future__ import annotations
-
 import bisect
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import attrs
 import numpy as np
 
+from legacy_levels.engine.state import LevelState
 from message_store.base.errors import UnsupportedDelayError
+from message_store.columns.byte_column import Int64s
+from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -20,11 +21,6 @@ from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.interface.promise_rules import NO_LIMIT, DelayLimit, to_level
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
 
 
 class LevelIntake:
@@ -35,7 +31,6 @@ class LevelIntake:
     ) -> None:
         self._state = state
         self._live = state.live
-        self._clock = state.live.clock
         self._table = state.table
         self._rule = to_level(state.table, rounding=rounding, limit=limit)
         self._is_exact = rounding == "exact"
@@ -47,7 +42,6 @@ class LevelIntake:
         self._cursors = state.cursors
         self._queues = {level: state.queue(level) for level in state.cursors}
         settings = state.live.settings
-        self._broker_name = settings.broker_name
         form = RecordForm.of(state.live.dialect, settings)
         self._form = attrs.evolve(form, born_host=settings.store_host)
         self._intake = LiveIntake(state.live, LEVEL_TOPIC, self._form)
@@ -73,9 +67,8 @@ class LevelIntake:
             return self._table.shortest_level, due_ms, now_ms
         return self._ranked[place], due_ms, now_ms + self._delays_ms[place]
 
-    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
+    def schedule(self, message: Message | StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store one message."""
-        now_ms = self._clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
         queue = self._queues[level]
         queue_offset = queue.max_offset
@@ -83,9 +76,8 @@ class LevelIntake:
         self._cursors[level].appended(queue_offset, promised_ms)
         return receipt
 
-    def reschedule(self, older: Receipt, message: StoredMessage, due: Due) -> Receipt:
+    def reschedule(self, older: Receipt, message: StoredMessage, due: Due, now_ms: int) -> Receipt:
         """Store a pending message again, for another time."""
-        now_ms = self._clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
         queue = self._queues[level]
         queue_offset = queue.max_offset
@@ -122,13 +114,9 @@ class LevelIntake:
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
-        """Store many now, all or none. Raises ValueError unless each has a due time."""
-        from message_store.columns.byte_column import int64s
+        """Store many now, all or none."""
         from message_store.intake.batch import draft_batch
 
-        due_ms = int64s(due_ms)
-        if len(due_ms) != len(batch):
-            raise ValueError(f"{len(batch)} messages need as many due times, not {len(due_ms)}")
         live = self._live
         levels, promised_ms = self._levels(due_ms, now_ms)
         made = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=levels, form=self._form)
@@ -139,14 +127,7 @@ class LevelIntake:
         self._append_units(rows_of, positions, made.sizes, promised_ms)
         self._intake.topics.remember_all(batch)
         live.write_checkpoint()
-        return BatchReceipt(
-            unique_keys=made.unique_keys,
-            topics=batch.topic,
-            due_ms=due_ms,
-            promised_ms=promised_ms,
-            commit_log_offsets=positions,
-            broker_name=self._broker_name,
-        )
+        return made.receipt(due_ms, promised_ms, positions, live.settings.broker_name)
 
     def _queue_offsets(self, rows_of: dict[int, Int64s], count: int) -> Int64s:
         offsets = np.zeros(count, np.int64)

@@ -11,12 +11,9 @@ a mark before it is neutralised. Without that, recovery would give such a copy, 
 to an equal message that is still pending.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -30,13 +27,11 @@ from legacy_levels.delivery_marks import (
     to_runs,
     write_mark,
 )
+from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.engine.state import LevelState
 from legacy_levels.neutral_units import DELIVERED_BYTES
 from message_store.base.errors import TargetError
 from message_store.reading.consume_queue import Int64Array
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.cursor import LevelCursor
-    from legacy_levels.engine.state import LevelState
 
 _LOG_BYTES_A_MARK = 64 << 20
 
@@ -53,13 +48,13 @@ class _Snapshot:
     last_head: int
     broker_table: dict[int, int] | None
 
-    def has_same_deliveries(self, other: _Snapshot) -> bool:
+    def has_same_deliveries(self, other: "_Snapshot") -> bool:
         """Whether nothing was delivered between the two, and the log is not much longer."""
         is_near = self.log_end - other.log_end < _LOG_BYTES_A_MARK
         is_same = (self.offsets, self.broker_table) == (other.offsets, other.broker_table)
         return is_same and not self.done and is_near
 
-    def says_the_same(self, other: _Snapshot) -> bool:
+    def says_the_same(self, other: "_Snapshot") -> bool:
         """Whether nothing was delivered between the two, and nothing appended."""
         return self.has_same_deliveries(other) and self.log_end == other.log_end
 

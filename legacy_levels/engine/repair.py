@@ -6,10 +6,7 @@ A broker of 4.9 that rebuilds a queue after a crash writes the hash of the tag i
 time. It then delivers everything at once. Here the due time itself is restored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -25,12 +22,9 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.dispatch import SECTOR_BYTES
 from message_store.reading.commit_log import NO_TIME, read_store_times
 from message_store.reading.consume_queue import Int64Array, QueueEntries, UnitArray
-
-if TYPE_CHECKING:
-    from message_store.writing.log import LiveLog
-    from message_store.writing.queue import LiveQueue
-    from message_store.writing.store import LiveStore
-
+from message_store.writing.log import LiveLog
+from message_store.writing.queue import LiveQueue
+from message_store.writing.store import LiveStore
 
 _SAMPLES = 64
 _SIZE_AT = QUEUE_UNIT.offset_of("size_bytes")

@@ -4,12 +4,9 @@
 RocketMQ: ScheduleMessageService#load, #correctDelayOffset (4.9.7).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -23,8 +20,7 @@ from legacy_levels.delivery_marks import (
     mark_to_trust,
     read_mark,
 )
-from legacy_levels.engine.cursor import LevelCursor
-from legacy_levels.engine.due_search import DueRuns
+from legacy_levels.engine.cursor import DueRuns, LevelCursor
 from legacy_levels.engine.recovery import (
     Start,
     delivered_already,
@@ -47,11 +43,9 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.rescheduling import unfinished
 from message_store.reading.consume_queue import Int64Array, UnitArray
 from message_store.writing.dispatch import Dispatcher
-
-if TYPE_CHECKING:
-    from message_store.writing.queue import LiveQueue
-    from message_store.writing.recovery import Extent
-    from message_store.writing.store import LiveStore
+from message_store.writing.queue import LiveQueue
+from message_store.writing.recovery import Extent
+from message_store.writing.store import LiveStore
 
 FILE_NAME = "levels-skipped.json"
 
@@ -100,8 +94,6 @@ def bring_back(live: LiveStore) -> Losses:
     missing = missing_entries(live)
     if not missing:
         return Losses(log_bytes)
-    from message_store.writing.dispatch import Dispatcher
-
     before = {level: _end(live, level) for level in missing}
     Dispatcher(live.log, live.queues, live.levels).run(live.log.min_offset, live.log.end)
     return Losses(

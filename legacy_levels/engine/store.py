@@ -8,12 +8,10 @@ after those in front. Limitations: a delay between two levels is rounded up to t
 delay beyond the longest level is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -33,25 +31,21 @@ from legacy_levels.engine.intake import LevelIntake
 from legacy_levels.engine.offset_persistence import OffsetPersistence, neutralise
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
-from legacy_levels.engine.waiting_records import (
-    PendingFilter,
-    iterate_pending,
-    waiting_records,
-)
+from legacy_levels.engine.waiting_records import iterate_pending, waiting_records
 from legacy_levels.neutral_units import CANCELLED_BYTES
+from message_store.base.clock import Clock
 from message_store.base.errors import SharedKeyError
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.asked import asked_of_no_wheel
+from message_store.intake.engine import Engine
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
-    BatchReceipt,
     Cancellation,
     Due,
     Finding,
@@ -59,16 +53,11 @@ from message_store.interface.delay_store import (
     Receipt,
 )
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.settings import StoreSettings
-from message_store.writing.store import EngineOnFiles, LiveStore
-
-if TYPE_CHECKING:
-    from message_store.base.clock import Clock
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
-    from message_store.format.delay_levels import DelayLevels
+from message_store.writing.store import LiveStore
 
 
 def dialect_of(root: StoreRoot) -> Dialect:
@@ -106,11 +95,14 @@ _SETTINGS = StoreSettings()
 _RULES = LevelRules()
 
 
-class LevelStore(EngineOnFiles):
+class LevelStore(Engine):
     """``DelayStore`` over the delay levels of one store directory. Made by ``open``.
 
-    ``state`` and ``live`` are what it is made of, for tools that look closer.
+    ``state`` and ``live`` are what it is made of, for tools that look closer. A record that ``put``
+    makes has DELAY alone: a broker of 5.x would delay one with TIMER_* a second time.
     """
+
+    _intake: LevelIntake
 
     def __init__(
         self,
@@ -123,7 +115,7 @@ class LevelStore(EngineOnFiles):
         self.state = state
         self.live = state.live
         self._alias = start_deliver_time_alias
-        self._scheduling = LevelIntake(state, rounding, limit)
+        self._intake = LevelIntake(state, rounding, limit)
         is_async = state.rules.async_delivery
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
         self._persistence = OffsetPersistence(
@@ -189,50 +181,6 @@ class LevelStore(EngineOnFiles):
             raise
         warn_of_other_engines(live, LEVEL_TOPIC)
         return store
-
-    @property
-    def levels(self) -> DelayLevels:
-        """What ``AtLevel`` means."""
-        return self.live.levels
-
-    # --- in ---------------------------------------------------------------------------------------
-
-    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
-        """Store a message for later."""
-        live = self.live
-        with live.lock:
-            if live.is_closed:
-                live.require_open()
-            count = live.log.append_count
-            try:  # all_or_broken, but for what entering it costs
-                return self._scheduling.schedule(message, due)
-            except BaseException:
-                live.break_if_appended(count)
-                raise
-
-    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be stored."""
-        with self.live.reading(), self.live.all_or_broken():
-            return self._scheduling.schedule_batch(batch, due_ms, self.live.clock.now_ms())
-
-    def put(self, message: Message) -> Receipt:
-        """Store a message for the time that its own properties ask for. Raises BadFieldError.
-
-        Its record has DELAY alone: a broker of 5.x would delay one with TIMER_* a second time.
-        """
-        with self.live.reading():
-            now_ms = self.live.clock.now_ms()
-            asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
-            return self.schedule(asked.message, asked.due)
-
-    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
-        """The same for many messages, all or none."""
-        from message_store.intake.asked_batch import asked_by_batch
-
-        with self.live.reading(), self.live.all_or_broken():
-            now_ms = self.live.clock.now_ms()
-            asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
-            return self._scheduling.schedule_batch(asked.batch, asked.due_ms, now_ms)
 
     # --- out --------------------------------------------------------------------------------------
 
@@ -310,19 +258,8 @@ class LevelStore(EngineOnFiles):
 
     # --- looking and cancelling -------------------------------------------------------------------
 
-    def pending(
-        self,
-        *,
-        topic: str | None = None,
-        level: int | None = None,
-        due_after_ms: int | None = None,
-        due_before_ms: int | None = None,
-        unique_key: str | None = None,
-    ) -> Iterator[Pending]:
-        """What waits and passes every filter given, level by level."""
-        wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
-        with self.live.reading():
-            return iterate_pending(self.state, wanted)
+    def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
+        return iterate_pending(self.state, wanted)
 
     def waiting_records(self) -> Iterator[LogDeliveries]:
         """The record and the due time of each message that waits, level by level, in pieces."""
@@ -381,36 +318,19 @@ class LevelStore(EngineOnFiles):
                 self.live.settings.broker_name,
             )
             with self.live.all_or_broken():
-                moved = self._scheduling.reschedule(older, message, due)
+                now_ms = self.live.clock.now_ms()
+                moved = self._intake.reschedule(older, message, due, now_ms)
                 self.live.sync_log()
                 self._neutralise_waiting(waiting)
                 self.live.sync_queues()
             return moved
 
-    def check(self) -> list[Finding]:
-        """Everything that is noticed about this store, worst first."""
-        with self.live.reading():
-            return check_levels(self.state, self._delivery)
+    def _findings(self) -> list[Finding]:
+        return check_levels(self.state, self._delivery)
 
-    def undelivered(self) -> list[Finding]:
-        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
-        with self.live.reading():
-            return list(undelivered(self.state))
-
-    # --- durability and the end -------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Come back when everything stored so far survives a loss of power.
-
-        Threads that flush at the same time share the work.
-        """
-        self.live.require_open()
-        self._group.run()
+    def _undelivered(self) -> list[Finding]:
+        return list(undelivered(self.state))
 
     def close(self) -> None:
         """Flush, and let go of the files; closing twice is fine."""
         self._persistence.close()
-
-    def abandon(self) -> None:
-        """Let go of the files without a last word, as a kill would; for tests of what follows."""
-        self.live.abandon()

@@ -4,30 +4,26 @@
 ``read_waiting`` separates rows whose record is missing or damaged, with the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.engine.state import LevelState
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s
 from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.java_numbers import INT_MAX, parse_long
+from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import Pending
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.reading.consume_queue import BoolArray
 from message_store.redelivery.deliveries import LogDeliveries
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.cursor import LevelCursor
-    from legacy_levels.engine.state import LevelState
-    from message_store.format.message import StoredMessage
-    from message_store.writing.log import LiveLog
+from message_store.writing.log import LiveLog
 
 ROWS_AT_ONCE = 8_192
 
@@ -60,24 +56,11 @@ class WaitingRecords:
     def _property(self, name: str) -> ByteColumn:
         return find_property_column(self.batch.properties_text, name)
 
-    def pending(self, row: int, level: int, due_ms: int, size_bytes: int) -> Pending:
-        """What is to be told of the record at ``row`` of the batch."""
-        return pending_of(self.batch.message(row), level, due_ms, size_bytes)
 
-
-def pending_of(message: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:
-    """What is to be told of a record that waits in a level."""
-    return Pending(
-        unique_key=message.unique_key,
-        topic=message.real_topic,
-        queue_id=real_queue_id(message),
-        tags=message.tags,
-        keys=message.keys,
-        level=level,
-        due_ms=due_ms,
-        size_bytes=size_bytes,
-        commit_log_offset=message.commit_log_offset,
-    )
+def pending_in_level(message: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:
+    """What is to be told of a record that waits in a level. Raises as ``real_queue_id``."""
+    queue_id = real_queue_id(message)
+    return pending_of(message, due_ms, size_bytes, level=level, queue_id=queue_id)
 
 
 def real_queue_id(message: StoredMessage) -> int:
@@ -190,18 +173,7 @@ def are_plain_numbers(column: ByteColumn) -> BoolArray:
     return np.asarray(is_number)
 
 
-@attrs.frozen
-class PendingFilter:
-    """The filters of ``DelayStore.pending``."""
-
-    topic: str | None = None
-    level: int | None = None
-    due_after_ms: int | None = None
-    due_before_ms: int | None = None
-    unique_key: str | None = None
-
-
-def iterate_pending(state: LevelState, wanted: PendingFilter) -> Iterator[Pending]:
+def iterate_pending(state: LevelState, wanted: WaitingFilter) -> Iterator[Pending]:
     """Level after level in the order of its queue. Records that are none are left out."""
     for level, cursor in state.cursors.items():
         if wanted.level in (None, level):
@@ -215,15 +187,11 @@ def iterate_pending(state: LevelState, wanted: PendingFilter) -> Iterator[Pendin
 
 
 def _of_level(
-    state: LevelState, cursor: LevelCursor, wanted: PendingFilter
+    state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
 ) -> Iterator[list[Pending]]:
     for _, units, waits in cursor.waiting():
         due_ms = units["tags_code"].astype(np.int64)
-        if wanted.due_after_ms is not None:
-            waits &= due_ms >= wanted.due_after_ms
-        if wanted.due_before_ms is not None:
-            waits &= due_ms < wanted.due_before_ms
-        rows = np.flatnonzero(waits)
+        rows = np.flatnonzero(waits & wanted.in_time(due_ms))
         offsets = units["commit_log_offset"][rows].astype(np.int64)
         sizes = units["size_bytes"][rows].astype(np.int64)
         due_ms = due_ms[rows]
@@ -237,9 +205,9 @@ def _of_level(
             for row in np.flatnonzero(passes).tolist():
                 place = int(part.rows[row])
                 with contextlib.suppress(FormatError):
-                    messages.append(
-                        part.pending(row, cursor.level, int(due_ms[place]), int(sizes[place]))
-                    )
+                    message = part.batch.message(row)
+                    due = int(due_ms[place]), int(sizes[place])
+                    messages.append(pending_in_level(message, cursor.level, *due))
             yield messages
 
 

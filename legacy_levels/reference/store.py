@@ -7,12 +7,10 @@ due holds back all entries behind it. Limitations: no cancel, because RocketMQ h
 levels; no retention; ``check`` finds nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self, overload
+from typing import NoReturn, Self, overload
 
 import attrs
 import numpy as np
@@ -21,10 +19,10 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsWriter, read_delay_
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.rules import AsyncRules, LevelTimings
 from legacy_levels.engine.store import dialect_of
-from legacy_levels.engine.waiting_records import PendingFilter, pending_of
+from legacy_levels.engine.waiting_records import pending_in_level
 from legacy_levels.reference.protocol import CqUnit, MessageStoreConfig
 from legacy_levels.schedule_message_service import ScheduleMessageService
-from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.clock import Clock
 from message_store.base.errors import (
     BadFieldError,
     FormatError,
@@ -32,16 +30,33 @@ from message_store.base.errors import (
     TargetError,
     UnsupportedStoreError,
 )
+from message_store.columns.byte_column import ByteColumn, Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message, StoredMessage
 from message_store.format.message_codec import encode_message
 from message_store.format.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_V2, TOPIC_MAX_CHARS_V1
+from message_store.intake.batch import draft_batch
+from message_store.intake.engine import Engine
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
-from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Due, Receipt
+from message_store.interface.delay_store import (
+    AfterMs,
+    AtLevel,
+    AtMs,
+    BatchReceipt,
+    Due,
+    Finding,
+    Pending,
+    Receipt,
+)
 from message_store.interface.promise_rules import to_level
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import (
     FROM_LEVEL,
@@ -49,24 +64,9 @@ from message_store.redelivery.record import (
     tags_code_of,
     topic_problem,
 )
+from message_store.writing.queue import LiveQueue
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-
-if TYPE_CHECKING:
-    from message_store.base.clock import Clock
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
-    from message_store.format.delay_levels import DelayLevels
-    from message_store.format.dialect import Dialect
-    from message_store.format.message import Message, StoredMessage
-    from message_store.interface.delay_store import (
-        BatchReceipt,
-        Due,
-        Finding,
-        Pending,
-    )
-    from message_store.writing.queue import LiveQueue
-    from message_store.writing.topics import LiveTopic
 
 _UNITS_AT_ONCE = 256
 _SETTINGS = StoreSettings()
@@ -248,7 +248,56 @@ class LiveBroker:
             self._writer.write(text, is_durable=True)
 
 
-class ReferenceLevelStore(ClosedOnExit):
+class ReferenceIntake:
+    """Stores messages one by one; one that is due at once waits in the shortest level."""
+
+    def __init__(self, live: LiveStore) -> None:
+        self._live = live
+        self._rule = to_level(live.levels)
+        form = RecordForm.of(live.dialect, live.settings)
+        form = attrs.evolve(form, born_host=live.settings.store_host)
+        self._intake = LiveIntake(live, LEVEL_TOPIC, form)
+
+    def schedule(self, message: Message | StoredMessage, due: Due, now_ms: int) -> Receipt:
+        """Store a message for later."""
+        table = self._live.levels
+        match due:
+            case AtLevel():
+                level, delay_ms = table.asked(due.level)
+                due_ms = now_ms + delay_ms
+            case AfterMs() | AtMs():
+                due_ms = due.due_ms if isinstance(due, AtMs) else now_ms + due.delay_ms
+                if due_ms > now_ms:
+                    delay_ms = self._rule(due_ms, now_ms) - now_ms
+                    level = table.smallest_not_shorter(delay_ms) or table.max_level
+                else:
+                    level, delay_ms = table.shortest_level, 0
+        queue = self._live.queue(LEVEL_TOPIC, level - 1)
+        promised_ms = now_ms + max(0, delay_ms)
+        return self._intake.store(message, queue, due_ms, promised_ms, now_ms, level, None)
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
+        """Store many, or none when one of them cannot be stored."""
+        for due in due_ms.tolist():
+            if due > now_ms:
+                self._rule(due, now_ms)
+        draft = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=int64s([1] * len(batch)))
+        self._intake.require_room(draft.sizes)
+        receipts = [
+            self.schedule(batch.message(row), AtMs(max(0, due)), now_ms)
+            for row, due in enumerate(due_ms.tolist())
+        ]
+        return BatchReceipt(
+            unique_keys=ByteColumn.of(receipt.unique_key for receipt in receipts),
+            topics=batch.topic,
+            due_ms=due_ms,
+            promised_ms=int64s([receipt.promised_ms for receipt in receipts]),
+            commit_log_offsets=int64s([receipt.commit_log_offset for receipt in receipts]),
+            broker_name=self._live.settings.broker_name,
+        )
+
+
+class ReferenceLevelStore(Engine):
     """``DelayStore`` over ScheduleMessageService, one message at a time. Made by ``open``.
 
     ``service`` is the reference, ``live`` the store on which it works, for those who step through.
@@ -258,11 +307,9 @@ class ReferenceLevelStore(ClosedOnExit):
         self.live = live
         self._broker = LiveBroker(live)
         self.service = ScheduleMessageService(self._broker, config)
-        self._rule = to_level(live.levels)
-        form = attrs.evolve(
-            RecordForm.of(live.dialect, live.settings), born_host=live.settings.store_host
-        )
-        self._intake = LiveIntake(live, LEVEL_TOPIC, form)
+        self._intake = ReferenceIntake(live)
+        self._alias = False
+        self._group = live.group(self._flush)
 
     @classmethod
     def open(
@@ -307,71 +354,6 @@ class ReferenceLevelStore(ClosedOnExit):
         store.service.start()
         return store
 
-    # --- in ---------------------------------------------------------------------------------------
-
-    def schedule(self, message: Message, due: Due) -> Receipt:
-        """Store a message for later; one that is due at once waits in the shortest level."""
-        live = self.live
-        with live.reading(), live.all_or_broken():
-            now_ms, table = live.clock.now_ms(), live.levels
-            match due:
-                case AtLevel():
-                    level, delay_ms = table.asked(due.level)
-                    due_ms = now_ms + delay_ms
-                case AfterMs() | AtMs():
-                    due_ms = due.due_ms if isinstance(due, AtMs) else now_ms + due.delay_ms
-                    if due_ms > now_ms:
-                        delay_ms = self._rule(due_ms, now_ms) - now_ms
-                        level = table.smallest_not_shorter(delay_ms) or table.max_level
-                    else:
-                        level, delay_ms = table.shortest_level, 0
-            queue = live.queue(LEVEL_TOPIC, level - 1)
-            promised_ms = now_ms + max(0, delay_ms)
-            return self._intake.store(message, queue, due_ms, promised_ms, now_ms, level, None)
-
-    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many, one by one, or none when one of them cannot be stored. Raises ValueError
-        where the due times are not as many.
-        """
-        from message_store.columns.byte_column import ByteColumn, int64s
-        from message_store.intake.batch import draft_batch
-        from message_store.interface.delay_store import BatchReceipt
-
-        if len(due_ms) != len(batch):
-            raise ValueError(f"{len(batch)} messages need as many due times, not {len(due_ms)}")
-        now_ms = self.live.clock.now_ms()
-        for due in due_ms.tolist():
-            if due > now_ms:
-                self._rule(due, now_ms)
-        draft = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=int64s([1] * len(batch)))
-        self._intake.require_room(draft.sizes)
-        receipts = [
-            self.schedule(batch.message(row), AtMs(max(0, due)))
-            for row, due in enumerate(due_ms.tolist())
-        ]
-        return BatchReceipt(
-            unique_keys=ByteColumn.of(receipt.unique_key for receipt in receipts),
-            topics=batch.topic,
-            due_ms=int64s(due_ms),
-            promised_ms=int64s([receipt.promised_ms for receipt in receipts]),
-            commit_log_offsets=int64s([receipt.commit_log_offset for receipt in receipts]),
-            broker_name=self.live.settings.broker_name,
-        )
-
-    def put(self, message: Message) -> Receipt:
-        """Store a message for the time that its own properties ask for."""
-        from message_store.intake.asked import asked_of_no_wheel
-
-        asked = asked_of_no_wheel(message, self.live.clock.now_ms())
-        return self.schedule(asked.message, asked.due)
-
-    def put_batch(self, batch: MessageBatch) -> BatchReceipt:
-        """The same for many, one by one."""
-        from message_store.intake.asked_batch import asked_by_batch
-
-        asked = asked_by_batch(batch, self.live.clock.now_ms(), self.live.levels)
-        return self.schedule_batch(asked.batch, asked.due_ms)
-
     # --- out --------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> LogDeliveries:
@@ -411,27 +393,18 @@ class ReferenceLevelStore(ClosedOnExit):
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def pending(
-        self,
-        *,
-        topic: str | None = None,
-        level: int | None = None,
-        due_after_ms: int | None = None,
-        due_before_ms: int | None = None,
-        unique_key: str | None = None,
-    ) -> Iterator[Pending]:
-        """What waits and passes every filter given, level by level."""
-        wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
-        with self.live.reading():
-            return iter([each for each in self._waiting() if _passes(each, wanted)])
-
-    def _waiting(self) -> Iterator[Pending]:
+    def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
+        """Level by level, all at once."""
+        found = []
         for level in self.service.delay_level_table:
+            if wanted.level not in (None, level):
+                continue
             queue = self.live.queue(LEVEL_TOPIC, level - 1)
             for pos, size, due_ms in queue.units(self._position(level), queue.max_offset).tolist():
                 message = self._broker.look_message_by_offset(pos, size)
-                if message is not None:
-                    yield pending_of(message, level, due_ms, size)
+                if message is not None and wanted.in_time(due_ms) and wanted.passes(message):
+                    found.append(pending_in_level(message, level, due_ms, size))
+        return iter(found)
 
     def cancel(self, receipt: Receipt | str) -> NoReturn:
         """RocketMQ cannot cancel in delay levels. Raises UnsupportedStoreError."""
@@ -441,20 +414,20 @@ class ReferenceLevelStore(ClosedOnExit):
         """RocketMQ cannot reschedule a message. Raises UnsupportedStoreError."""
         raise UnsupportedStoreError("RocketMQ cannot reschedule a message; LevelStore can")
 
-    def topic(self, name: str) -> LiveTopic:
-        """A topic's queues, for reading."""
-        with self.live.reading():
-            return self.live.topic(name)
-
-    def check(self) -> list[Finding]:
+    def _findings(self) -> list[Finding]:
         """Nothing: brokers do not look."""
-        with self.live.reading():
-            return []
+        return []
+
+    _undelivered = _findings
 
     # --- durability and the end -------------------------------------------------------------------
 
     def flush(self) -> None:
         """Log, queues and offsets, durably and in this order."""
+        self.live.flush_all_next()  # nothing in the log tells the offsets
+        super().flush()
+
+    def _flush(self) -> None:
         self.live.flush()
         with self.live.reading():
             self.service.persist()
@@ -466,17 +439,3 @@ class ReferenceLevelStore(ClosedOnExit):
                 self.live.flush()
                 self.service.shutdown()
             self.live.close()
-
-    def abandon(self) -> None:
-        """Let go of the files as a kill would."""
-        self.live.abandon()
-
-
-def _passes(each: Pending, wanted: PendingFilter) -> bool:
-    return (
-        wanted.topic in (None, each.topic)
-        and wanted.level in (None, each.level)
-        and wanted.unique_key in (None, each.unique_key)
-        and (wanted.due_after_ms is None or each.due_ms >= wanted.due_after_ms)
-        and (wanted.due_before_ms is None or each.due_ms < wanted.due_before_ms)
-    )

@@ -32,6 +32,16 @@ def int64s(values: ArrayLike) -> Int64s:
     return np.ascontiguousarray(values, np.int64)
 
 
+@attrs.frozen
+class TableColumn:
+    """One column of a class that keeps its rows as a ``table`` of numbers, by its number there."""
+
+    number: int
+
+    def __get__(self, owner: Any, _kind: object = None) -> Int64s:
+        return np.asarray(owner.table[self.number])
+
+
 @attrs.frozen(eq=False)
 class Fresh:
     """Numbers as a kernel takes them, in an array that nobody else writes to."""

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from message_store.base.errors import TargetError
+from message_store.base.errors import FormatError, TargetError
 from message_store.files.small_files import read_small_file, replace_file
 
 Note = TypeVar("Note", bound=attrs.AttrsInstance)
@@ -55,6 +57,29 @@ class NoteFile(Generic[Note]):
             text = json.dumps([attrs.asdict(one) for one in self.all()], indent=1)
             replace_file(self.path, text.encode())
             self._is_saved = True
+
+
+@attrs.frozen
+class LostMessage:
+    """Where in the log the record of a message is, and why nobody can deliver it."""
+
+    commit_log_offset: int
+    reason: str
+
+
+class LostNotes(NoteFile[LostMessage]):
+    """Messages that could not be delivered, in the order of the log: nobody is to miss them
+    unawares.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, LostMessage, lambda lost: lost.commit_log_offset)
+
+    def lose(self, offsets: NDArray[np.int64], bad: Iterable[tuple[int, FormatError]]) -> None:
+        """Note the rows that are ``bad``, each with why, of messages at these offsets (int64)."""
+        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in bad]
+        if lost:
+            self.add(lost)
 
 
 def _decode(text: bytes, kind: type[Note]) -> list[Note] | None:

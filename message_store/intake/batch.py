@@ -18,6 +18,7 @@ from message_store.columns.unique_keys import new_unique_keys
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import Message
 from message_store.format.message_rules import TIME_PROPERTIES
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_V1
 from message_store.intake.kernels import (
     BODY_MAX,
@@ -38,7 +39,10 @@ from message_store.intake.kernels import (
     measure_rows,
 )
 from message_store.intake.records import PLAIN_FORM, RecordForm, require_storable, topic_run
+from message_store.interface.delay_store import BatchReceipt
 from message_store.kernels.raw_memory import address_of
+from message_store.writing.log import LiveLog
+from message_store.writing.queue import LiveQueue
 
 Fill = Callable[[slice, Int64s, int], None]
 """``fill(rows, positions, target)`` writes these rows: the one at ``i``, whose place in the log is
@@ -113,6 +117,31 @@ class BatchDraft:
             fill_rows(table, shared.facts, first, stop, positions, self.sizes, *places, target)
 
         return fill
+
+    def append(self, log: LiveLog, queue: LiveQueue, now_ms: int) -> Int64s:
+        """Append the records to the log, and their entries to one queue; returns where they are."""
+        queue_offsets = queue.max_offset + np.arange(len(self), dtype=np.int64)
+        queue_ids = np.full(len(self), queue.queue_id, np.int64)
+        offsets = log.append_rows(self.sizes, self.bind(queue_ids, queue_offsets, now_ms))
+        units = np.empty(len(self), QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = offsets
+        units["size_bytes"] = self.sizes
+        units["tags_code"] = self.tags_codes
+        queue.append(units)
+        return offsets
+
+    def receipt(
+        self, due_ms: Int64s, promised_ms: Int64s, offsets: Int64s, broker_name: str
+    ) -> BatchReceipt:
+        """The answer to whoever asked for these due times, with the records at these offsets."""
+        return BatchReceipt(
+            unique_keys=self.unique_keys,
+            topics=self._batch.topic,
+            due_ms=due_ms,
+            promised_ms=promised_ms,
+            commit_log_offsets=offsets,
+            broker_name=broker_name,
+        )
 
 
 def draft_batch(

@@ -18,7 +18,7 @@ import attrs
 from message_store.base.errors import FormatError, SourceError
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
-from message_store.intake.stored_again import kept_properties
+from message_store.intake.records import kept_properties
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog

@@ -17,9 +17,8 @@ from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.message_rules import DELIVERY_GROWTH_BYTES, RETRY_TOPIC_MAX_BYTES
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
-from message_store.intake.records import RecordForm, RecordMaker
+from message_store.intake.records import RecordForm, RecordMaker, StoredAgainMaker
 from message_store.intake.rescheduling import for_another_time, replacing
-from message_store.intake.stored_again import StoredAgainMaker
 from message_store.interface.delay_store import Receipt, receipt_of
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``pending`` says of a message with a free due time, and which messages it is asked for."""
+"""What ``pending`` says of a message, and which messages it is asked for."""
+
+import math
+from typing import Any
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
-from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.message import StoredMessage
 from message_store.format.properties import REAL_QUEUE_ID
@@ -19,18 +19,16 @@ class WaitingFilter:
     """What to let through; None lets everything through."""
 
     topic: str | None = None
+    level: int | None = None
     due_after_ms: int | None = None
     due_before_ms: int | None = None
     unique_key: str | None = None
 
-    def in_time(self, promised_ms: Int64s) -> NDArray[np.bool_]:
-        """Which of these times lie in the range."""
-        fits = np.ones(len(promised_ms), bool)
-        if self.due_after_ms is not None:
-            fits &= promised_ms >= self.due_after_ms
-        if self.due_before_ms is not None:
-            fits &= promised_ms < self.due_before_ms
-        return fits
+    def in_time(self, promised_ms: Any) -> Any:
+        """Whether a time lies in the range, or which of an array (int64) do."""
+        first_ms = -math.inf if self.due_after_ms is None else self.due_after_ms
+        end_ms = math.inf if self.due_before_ms is None else self.due_before_ms
+        return (promised_ms >= first_ms) & (promised_ms < end_ms)
 
     def passes(self, message: StoredMessage) -> bool:
         """Whether the record is one that is wanted."""
@@ -45,15 +43,24 @@ def real_queue_id(message: StoredMessage) -> int:
     return queue_id if queue_id <= INT_MAX else 0
 
 
-def pending_of(message: StoredMessage, due_ms: int, size_bytes: int) -> Pending:
-    """What ``pending`` says of a message that waits."""
+def pending_of(
+    message: StoredMessage,
+    due_ms: int,
+    size_bytes: int,
+    *,
+    level: int | None = None,
+    queue_id: int | None = None,
+) -> Pending:
+    """What ``pending`` says of a message that waits, in a level or with a due time of its own. It
+    goes to the queue that its record names, unless that is known.
+    """
     return Pending(
         unique_key=message.unique_key,
         topic=message.real_topic,
-        queue_id=real_queue_id(message),
+        queue_id=real_queue_id(message) if queue_id is None else queue_id,
         tags=message.tags,
         keys=message.keys,
-        level=None,
+        level=level,
         due_ms=due_ms,
         size_bytes=size_bytes,
         commit_log_offset=message.commit_log_offset,

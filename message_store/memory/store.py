@@ -27,8 +27,7 @@ from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
 from message_store.intake.asked import asked_of_no_wheel
-from message_store.intake.records import require_storable
-from message_store.intake.stored_again import kept_properties
+from message_store.intake.records import kept_properties, require_storable
 from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,

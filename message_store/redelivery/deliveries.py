@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The deliveries of an engine, as a sequence over the log: an item is made when it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import attrs
@@ -11,7 +9,8 @@ import numpy as np
 from message_store.base.errors import TruncatedRecordError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import StoredBatch, decode_batch
-from message_store.interface.delay_store import Delivered
+from message_store.interface.delay_store import Delivered, Pending
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.kernels.batch import gather
 from message_store.kernels.raw_memory import address_of
 from message_store.writing.store import LiveStore
@@ -51,7 +50,7 @@ class LogDeliveries:
         for offset, size_bytes, promised_ms in rows:
             yield self._delivered(offset, size_bytes, promised_ms)
 
-    def __add__(self, other: LogDeliveries) -> LogDeliveries:
+    def __add__(self, other: "LogDeliveries") -> "LogDeliveries":
         if other.store is not self.store:
             raise ValueError("deliveries of two stores")
         pairs = (
@@ -85,6 +84,26 @@ class LogDeliveries:
             if offset < self.store.log.min_offset:
                 raise _deleted(offset)
             return Delivered(self.store.log.record(offset, size_bytes), promised_ms)
+
+
+def pending_among(
+    store: LiveStore, pieces: Iterator[LogDeliveries], wanted: WaitingFilter
+) -> Iterator[Pending]:
+    """Those of the messages in these pieces, which wait, that pass and can be read. Raises
+    StoreClosedError when the store is closed meanwhile.
+    """
+    while True:
+        with store.reading():
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        columns = piece.offsets.tolist(), piece.sizes.tolist(), piece.promised_ms.tolist()
+        for offset, size_bytes, due_ms in zip(*columns, strict=True):
+            with store.reading():
+                # What is gone retention took meanwhile: it was delivered, or stored again.
+                message = store.log.readable_record(offset, size_bytes)
+            if message is not None and wanted.passes(message):
+                yield pending_of(message, due_ms, size_bytes)
 
 
 def _deleted(offset: int) -> TruncatedRecordError:

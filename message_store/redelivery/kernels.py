@@ -25,18 +25,6 @@ from message_store.format.record_layout import (
     TOPIC_RUN_V2,
 )
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.kept_properties import (
-    DROPPED,
-    QUEUE_VALUE,
-    TAGS_VALUE,
-    TOPIC_VALUE,
-    WALK_FIELDS,
-    fill_properties,
-    kept_bytes,
-    lengths_mask,
-    walk_properties,
-    whole_number,
-)
 from message_store.kernels.log import (
     AT_LOG_OFFSET,
     AT_MAGIC,
@@ -62,6 +50,18 @@ from message_store.kernels.log import (
     head_at,
     prefetch_head_and_tail,
     prefetch_whole,
+)
+from message_store.kernels.properties import (
+    DROPPED,
+    QUEUE_VALUE,
+    TAGS_VALUE,
+    TOPIC_VALUE,
+    WALK_FIELDS,
+    fill_properties,
+    kept_bytes,
+    lengths_mask,
+    walk_properties,
+    whole_number,
 )
 from message_store.kernels.raw_memory import (
     copy_bytes,

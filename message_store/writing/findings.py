@@ -81,6 +81,14 @@ def kept_findings(store: LiveStore) -> Iterator[Finding]:
         )
 
 
+def floor_findings(store: LiveStore) -> Iterator[Finding]:
+    """What is wrong with log, queues and retention, whatever stands on them."""
+    if store.losses.log_bytes:
+        yield log_finding(store.losses.log_bytes)
+    yield from queue_findings(store)
+    yield from kept_findings(store)
+
+
 def log_finding(log_bytes: int) -> Finding:
     """The loss of the end of the log."""
     return Finding(
@@ -89,6 +97,17 @@ def log_finding(log_bytes: int) -> Finding:
         f"its last {log_bytes:,} bytes are gone since the last flush",
         "what was stored there is lost",
         "find out what was removed, and restore a backup if there is one",
+    )
+
+
+def undeliverable(commit_log_offset: int, why: object, effect: str) -> Finding:
+    """A record that was due and can go nowhere; ``effect`` is what a broker does about it."""
+    return Finding(
+        Severity.WARNING,
+        f"commit log {commit_log_offset}",
+        f"a message that cannot be delivered: {why}",
+        effect,
+        "look at the record; schedule its message again if it is still wanted",
     )
 
 

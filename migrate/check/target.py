@@ -22,7 +22,7 @@ from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_mark
 from migrate.report.whole_target import require_whole
 from migrate.settings import TargetSettings
 from migrate.write.publishing import is_stub
-from time_index.lost_messages import lost_messages_of
+from time_index.reading import lost_messages_of
 from timer_wheel.timers.lost_messages import LostMessages
 
 TARGET_UNFINISHED = error(

@@ -49,7 +49,8 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
 
     Raises SourceError and TargetError.
     """
-    if not _has_wheel(store):
+    is_new = not store.queue(TIMER_TOPIC, 0).max_offset and not list_segments(store.root.timer_log)
+    if is_new:
         return OnWheel(np.empty(0, np.int64), default_ms, 0, waits_for_slot_ends=False)
     timers, _ = open_timers(store, None, WheelSettings(precision_ms=DEFAULT_PRECISION_MS))
     try:
@@ -65,16 +66,12 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
             np.unique(rows.commit_log_offset),
             slot_ms,
             timers.wheel.hand_ms,
-            waits_for_slot_ends=_wait_for_slot_ends(timers, rows),
+            waits_for_slot_ends=bool(are_slot_ends(timers.facts(rows)).any()),
             older=_slots_by_now(timers, rows),
         )
     finally:
         timers.log.segments.close()
         timers.files.close()
-
-
-def _has_wheel(store: LiveStore) -> bool:
-    return store.queue(TIMER_TOPIC, 0).max_offset > 0 or bool(list_segments(store.root.timer_log))
 
 
 def _slots_by_now(timers: LiveTimers, waiting: TimerRows) -> OlderSlots:
@@ -104,10 +101,6 @@ def _waiting(timers: LiveTimers, rows: TimerRows, mended: TimerRows) -> TimerRow
     facts = timers.facts(rows, keys=len(marks) > 0)
     is_taken = marks.take_away(rows.commit_log_offset, facts)
     return rows.rows(~is_taken & ~rows.is_marker)
-
-
-def _wait_for_slot_ends(timers: LiveTimers, rows: TimerRows) -> bool:
-    return bool(are_slot_ends(timers.facts(rows)).any())
 
 
 def clear_wheel(root: StoreRoot) -> None:

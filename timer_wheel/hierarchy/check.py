@@ -8,7 +8,7 @@ import numpy as np
 from message_store.columns.byte_column import int64s
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
-from message_store.writing.findings import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import floor_findings
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.index_db import DamagedIndexError
 from timer_wheel.hierarchy.taken_over import damage_of_taken_over
@@ -18,9 +18,7 @@ from timer_wheel.hierarchy.timer_index import TimerIndex
 def check_hierarchy(index: TimerIndex) -> list[Finding]:
     """What is wrong, worst first."""
     store = index.store
-    found = [*index.losses, *index.lost.findings(), *queue_findings(store), *kept_findings(store)]
-    if store.losses.log_bytes:
-        found.append(log_finding(store.losses.log_bytes))
+    found = [*index.losses, *index.lost.findings(), *floor_findings(store)]
     damage = damage_of_taken_over(store.root)
     if damage is not None:
         found.append(

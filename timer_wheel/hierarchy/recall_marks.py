@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.notes import LostMessage
 from message_store.writing.log import LiveLog
 from timer_wheel.format.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.format.older_slots import EXACT_MS
@@ -19,7 +20,6 @@ from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.waiting_rows import by_slot, marker_times, no_rows, together
-from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import RecallMarks, why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 

@@ -20,8 +20,9 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Finding, Pending
+from message_store.interface.delay_store import Finding
 from message_store.interface.promise_rules import BeyondMax
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
@@ -37,7 +38,6 @@ from timer_wheel.hierarchy.search import (
     Named,
     first_due_ms,
     waiting_in_parts,
-    waiting_records,
     waiting_with_key,
 )
 from timer_wheel.hierarchy.timer_index import TimerIndex
@@ -45,7 +45,6 @@ from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 
@@ -183,13 +182,10 @@ class HierarchicalWheelStore(TimerStore):
 
     # --- what waits -------------------------------------------------------------------------------
 
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+    def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
         if wanted.unique_key is not None:
-            return iter(list(waiting_with_key(self._index, wanted)))
+            return iter([waiting_with_key(self._index, wanted)])
         return waiting_in_parts(self._index, wanted)
-
-    def _waiting_records(self) -> Iterator[LogDeliveries]:
-        return waiting_records(self._index)
 
     def unplaced_offsets(self) -> Int64s:
         """Where the records lie that wait in the queue for their place in the index."""

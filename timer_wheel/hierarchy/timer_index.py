@@ -7,7 +7,7 @@ kill the queue and the log tell the rest.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import attrs
@@ -29,7 +29,7 @@ from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_end
 from timer_wheel.hierarchy.taken_over import TakenOver
 from timer_wheel.hierarchy.waiting_rows import is_marker, is_stored_again, rows_of
 from timer_wheel.reading.ownership import void_index
-from timer_wheel.timers.lost_messages import LostMessage, LostMessages
+from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import odd_markers
 from timer_wheel.timers.record_kernel import ID
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
@@ -150,7 +150,7 @@ class TimerIndex:
         rows = rows_of(queue_offsets, offsets, sizes, facts, self.slot_precision_ms)
         for row, error in facts.problems.items():
             self._tell(int(queue_offsets[row]), error)
-        self.lose(offsets, facts.problems.items())
+        self.lost.lose(offsets, facts.problems.items())
         if cancels := odd_markers(offsets, facts):
             self.lost.cancels.add(cancels)
         self.ids.add(np.where(facts.is_fine, facts.table[ID], 0), queue_offsets)
@@ -205,12 +205,6 @@ class TimerIndex:
                 "it was passed over; look at the record",
             )
         )
-
-    def lose(self, offsets: Int64s, bad: Iterable[tuple[int, FormatError]]) -> None:
-        """Note which of the messages at these offsets nobody can deliver, and why."""
-        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in bad]
-        if lost:
-            self.lost.add(lost)
 
     def waits_for_slot_ends(self) -> bool:
         """Whether a pending message was promised for the end of a slot of today's width."""

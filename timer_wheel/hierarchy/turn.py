@@ -20,7 +20,6 @@ from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again, store_times_ms, together
 from timer_wheel.timers.rows import (
     Bools,
-    TimerFacts,
     delivery_order,
     store_times_of_copies,
 )
@@ -67,16 +66,12 @@ class HierarchyTurn:
         if len(marks) or is_stored_again(due).any():
             facts = self._index.facts_of(due, keys=True)
             kept = np.flatnonzero(~marks.take_away(lineages, facts))
-            kept = kept[self._order(due[kept], facts.rows(kept))]
+            times = int64s(due["due_ms"])[kept]
+            kept = kept[delivery_order(times, lineages[kept], facts.rows(kept))]
             due, lineages = due[kept], facts.lineages(lineages)[kept]
         done = self._redeliver(due, lineages, stamp_ms)
         promised_ms = int64s(due["due_ms"])[done.rows]
         return LogDeliveries(self._store, done.positions, done.sizes, promised_ms)
-
-    @staticmethod
-    def _order(rows: Rows, facts: TimerFacts) -> Int64s:
-        times, offsets = int64s(rows["due_ms"]), int64s(rows["commit_log_offset"])
-        return delivery_order(times, offsets, facts)
 
     def _redeliver(self, rows: Rows, lineages: Int64s, stamp_ms: int) -> Redelivered:
         places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
@@ -90,7 +85,7 @@ class HierarchyTurn:
             prepared_offsets=~lineages,
             store_ms=stamp_ms,
         )
-        self._index.lose(places[0], done.bad)
+        self._index.lost.lose(places[0], done.bad)
         for destination in done.counts:
             self._store.remember_topic(destination.topic.decode(), destination.queue_id)
         return done
@@ -170,7 +165,7 @@ class Renewal:
                 prepared_offsets=~facts.lineages(places[0]),
                 store_ms=store_ms,
             )
-            self._index.lose(places[0], done.bad)
+            self._index.lost.lose(places[0], done.bad)
 
     def _first_needed(self) -> int:
         """The first commit log offset that a pending message or a marker that counts needs."""

@@ -23,9 +23,9 @@ from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.interface.delay_store import Cancellation, Finding
 from message_store.interface.finding_rules import worst_first
-from message_store.interface.waiting_messages import pending_of
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import queue_findings
 from message_store.writing.settings import StoreSettings
@@ -47,7 +47,6 @@ from timer_wheel.reference.protocol import StoreFiles, TimerConfig
 from timer_wheel.timer_message_store import AbstractStateService, TimerMessageStore
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import NamedMessages, TimerStore, made_or_let_go
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
@@ -243,20 +242,12 @@ class ReferenceWheelStore(TimerStore):
             if (key, due_ms) not in marked:
                 yield message, due_ms
 
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
-        for message, due_ms in self._messages():
-            after, before = wanted.due_after_ms, wanted.due_before_ms
-            is_in_time = (after is None or after <= due_ms) and (before is None or due_ms < before)
-            if is_in_time and wanted.passes(message):
-                yield pending_of(message, due_ms, self._size_of(message))
-
-    def _waiting_records(self) -> Iterator[LogDeliveries]:
-        found = [*self._messages()]
-        yield LogDeliveries(
-            self.live,
-            int64s([message.commit_log_offset for message, _ in found]),
-            int64s([self._size_of(message) for message, _ in found]),
-            int64s([due_ms for _, due_ms in found]),
+    def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
+        found = [each for each in self._messages() if wanted.in_time(each[1])]
+        sizes = int64s([self._size_of(message) for message, _ in found])
+        offsets = int64s([message.commit_log_offset for message, _ in found])
+        return iter(
+            [LogDeliveries(self.live, offsets, sizes, int64s([due_ms for _, due_ms in found]))]
         )
 
     def _size_of(self, message: StoredMessage) -> int:

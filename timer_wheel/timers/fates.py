@@ -1,17 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of messages that are not pending: markers cancelled them, or they were delivered."""
+"""Which messages a handle or a receipt names, and what became of those that are not pending:
+markers cancelled them, or they were delivered.
+"""
 
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
 from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import MOST_WIDTHS, OlderSlots
+from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.record_kernel import ID, KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, facts_then
+
+
+def are_named(
+    facts: TimerFacts,
+    offsets: Int64s,
+    promised_ms: Int64s,
+    widths_ms: Int64s,
+    handle: RecallHandle,
+    first_offset: int | None,
+    *,
+    is_exact: bool = False,
+) -> Bools:
+    """Which of the records at ``offsets`` a handle may name, by time; a receipt also by the first
+    record of its message. Topic and key are compared by whoever has the records.
+
+    A handle that a broker gave says the millisecond after the out time. Ours says the promise, as
+    that is now (``promised_ms``) or was for slots of the width when it was given (``widths_ms``, 1
+    where nobody knows). What is known of a width may be a multiple of it, unless ``is_exact``.
+    """
+    out_ms = facts.stored_out_ms
+    is_it: Bools = (promised_ms == handle.due_ms) | (out_ms + 1 == handle.due_ms)
+    if is_exact:
+        is_it |= out_ms + widths_ms == handle.due_ms
+    else:
+        is_it |= may_be_promised(out_ms, handle.due_ms, widths_ms)
+    is_it &= facts.is_fine
+    if first_offset is not None:
+        first_offsets = facts.first_offsets(offsets)
+        is_own = (first_offsets == first_offset) | (first_offsets < 0)
+        is_later = marker_offsets(offsets, facts) > first_offset
+        is_later &= (facts.cancels < 0) | (facts.cancels == first_offset)
+        is_it &= np.where(facts.is_marker, is_later, is_own)
+    return is_it
 
 
 def fate(

@@ -13,8 +13,7 @@ from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import TIMER_TOPIC
-from message_store.format.queue_unit import QUEUE_UNIT
-from message_store.intake.batch import BatchDraft, draft_batch
+from message_store.intake.batch import draft_batch
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
@@ -54,7 +53,6 @@ class TimerIntake(ABC):
         self._store = store
         self._queue = queue
         self._levels = store.levels
-        self._broker_name = store.settings.broker_name
         self._form = RecordForm.of(store.dialect, store.settings)
         self._intake = LiveIntake(store, TIMER_TOPIC, self._form)
         self._promise = to_slot_end(
@@ -169,16 +167,10 @@ class TimerIntake(ABC):
             keeps_times=keeps_times,
         )
         self._intake.require_room(records.sizes)
-        offsets = self._append_batch(records, now_ms)
+        offsets = records.append(self._store.log, self._queue, now_ms)
         self._intake.topics.remember_all(batch)
-        return BatchReceipt(
-            unique_keys=records.unique_keys,
-            topics=batch.topic,
-            due_ms=due_ms,
-            promised_ms=promised_ms,
-            commit_log_offsets=offsets,
-            broker_name=self._broker_name,
-        )
+        broker_name = self._store.settings.broker_name
+        return records.receipt(due_ms, promised_ms, offsets, broker_name)
 
     def _promises(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
         """The promise of each due time, and its out time."""
@@ -204,15 +196,3 @@ class TimerIntake(ABC):
             require_kept(due_ms, now_ms)
         except UnsupportedDelayError as error:
             raise error.of_row(row) from None
-
-    def _append_batch(self, records: BatchDraft, now_ms: int) -> Int64s:
-        queue, count = self._queue, len(records)
-        queue_offsets = queue.max_offset + np.arange(count, dtype=np.int64)
-        fill = records.bind(np.zeros(count, np.int64), queue_offsets, now_ms)
-        offsets = self._store.log.append_rows(records.sizes, fill)
-        units = np.empty(count, QUEUE_UNIT.dtype)
-        units["commit_log_offset"] = offsets
-        units["size_bytes"] = records.sizes
-        units["tags_code"] = records.tags_codes
-        queue.append(units)
-        return offsets

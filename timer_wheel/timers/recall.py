@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.notes import LostMessage
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import CANCELLED_OFFSET, TIMER_DELETE_UNIQUE_KEY
@@ -19,7 +20,6 @@ from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_FLAG, MARKER_TAGS, is_of_cancel
-from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.record_kernel import (
     IS_MARKER,
     KEY_ONE,
@@ -119,11 +119,6 @@ class RecallMarks:
         if any(mark.slot_ms < hand_ms for mark in self._marks.values()):
             self._marks = {k: mark for k, mark in self._marks.items() if mark.slot_ms >= hand_ms}
             self._first_words = None
-
-    def takes(self, key: RecallKey, first_offset: int) -> bool:
-        """Whether a marker takes away the message with this key and first record."""
-        mark = self._marks.get(key)
-        return mark is not None and mark.takes(first_offset)
 
     def take_away(self, offsets: Int64s, facts: TimerFacts) -> Bools:
         """Which of these rows, with records at these offsets of the log, a marker takes away."""

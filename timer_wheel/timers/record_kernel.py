@@ -19,7 +19,6 @@ from message_store.format.record_layout import (
     HEAD_V4_V4,
 )
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.log import (
     AT_BODY_CRC,
     AT_SIZE,
@@ -33,6 +32,7 @@ from message_store.kernels.log import (
     prepared_offset_at,
     store_time_at,
 )
+from message_store.kernels.properties import entry_end_at, name_end_at
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8, store_native
 from message_store.kernels.text import (
     NOT_UTF8,

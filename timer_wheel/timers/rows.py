@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s, TableColumn, int64s
 from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
 from message_store.redelivery.lineage import first_offsets
@@ -55,6 +55,17 @@ class TimerRows:
 
     table: Int64s
 
+    position = TableColumn(POSITION)
+    """Where in the timer log the unit is."""
+    slot_time_ms = TableColumn(SLOT_TIME)
+    """The time of the unit's slot."""
+    write_time_ms = TableColumn(WRITE_TIME)
+    """When the unit was placed."""
+    commit_log_offset = TableColumn(LOG_OFFSET)
+    """Where the record is."""
+    size_bytes = TableColumn(SIZE)
+    """How long the record is."""
+
     def __len__(self) -> int:
         return len(self.table[0])
 
@@ -76,34 +87,11 @@ class TimerRows:
         return TimerRows(np.ascontiguousarray(self.table[:, chosen]))
 
     @property
-    def position(self) -> Int64s:
-        """Where in the timer log the unit is."""
-        return np.asarray(self.table[POSITION])
-
-    @property
-    def slot_time_ms(self) -> Int64s:
-        """The time of the unit's slot."""
-        return np.asarray(self.table[SLOT_TIME])
-
-    @property
-    def write_time_ms(self) -> Int64s:
-        """When the unit was placed."""
-        return np.asarray(self.table[WRITE_TIME])
-
-    @property
     def enqueued_ms(self) -> Int64s:
-        """The same; the latest time of all for what never was, as a broker says it."""
+        """When the unit was placed; the latest time of all for what never was, as a broker says
+        it.
+        """
         return np.where(self.write_time_ms > 0, self.write_time_ms, LONG_MAX)
-
-    @property
-    def commit_log_offset(self) -> Int64s:
-        """Where the record is."""
-        return np.asarray(self.table[LOG_OFFSET])
-
-    @property
-    def size_bytes(self) -> Int64s:
-        """How long the record is."""
-        return np.asarray(self.table[SIZE])
 
     @property
     def is_marker(self) -> Bools:
@@ -127,6 +115,25 @@ class TimerFacts:
     problems: dict[int, FormatError]
     precision_ms: int
 
+    out_ms = TableColumn(OUT_MS)
+    """The slot that keeps the promise: TIMER_OUT_MS or, of what was stored for slots of another
+    width, the slot of today that ends when that does or next.
+    """
+    stored_out_ms = TableColumn(STORED_OUT_MS)
+    """TIMER_OUT_MS."""
+    store_ms = TableColumn(STORE_MS)
+    """When the record was stored."""
+    born_ms = TableColumn(BORN_MS)
+    """When the message was made; rolling does not change it."""
+    topic_hash = TableColumn(TOPIC_HASH)
+    """Java's hash of REAL_TOPIC; 0 where there is none."""
+    cancels = TableColumn(CANCELS)
+    """Where in the log the first record of the one message is that a marker takes away; -1 where it
+    takes all of its key.
+    """
+    roll_times = TableColumn(ROLL_TIMES)
+    """How often a message has been placed again."""
+
     def __len__(self) -> int:
         return len(self.table[0])
 
@@ -137,12 +144,6 @@ class TimerFacts:
         table[STATUS], table[CANCELS] = FINE, -1
         table[OUT_MS] = table[STORED_OUT_MS] = rows.slot_time_ms
         return cls(table, {}, precision_ms)
-
-    @classmethod
-    def together(cls, parts: Sequence["TimerFacts"]) -> "TimerFacts":
-        """The facts of at least one part, in order, whose problems are no longer told."""
-        table = np.concatenate([part.table for part in parts], axis=1)
-        return cls(np.ascontiguousarray(table), {}, parts[0].precision_ms)
 
     def rows(self, chosen: Bools | Int64s) -> "TimerFacts":
         """The facts of the chosen rows, whose problems are no longer told."""
@@ -159,33 +160,6 @@ class TimerFacts:
         return np.asarray(self.table[STATUS] == FINE)
 
     @property
-    def out_ms(self) -> Int64s:
-        """The slot that keeps the promise: TIMER_OUT_MS or, of what was stored for slots of another
-        width, the slot of today that ends when that does or next.
-        """
-        return np.asarray(self.table[OUT_MS])
-
-    @property
-    def stored_out_ms(self) -> Int64s:
-        """TIMER_OUT_MS."""
-        return np.asarray(self.table[STORED_OUT_MS])
-
-    @property
-    def store_ms(self) -> Int64s:
-        """When the record was stored."""
-        return np.asarray(self.table[STORE_MS])
-
-    @property
-    def born_ms(self) -> Int64s:
-        """When the message was made; rolling does not change it."""
-        return np.asarray(self.table[BORN_MS])
-
-    @property
-    def topic_hash(self) -> Int64s:
-        """Java's hash of REAL_TOPIC; 0 where there is none."""
-        return np.asarray(self.table[TOPIC_HASH])
-
-    @property
     def is_marker(self) -> Bools:
         """Which records are delete markers, damaged ones too."""
         return np.asarray(self.table[IS_MARKER] != MESSAGE)
@@ -196,18 +170,6 @@ class TimerFacts:
         is not what was cancelled.
         """
         return np.asarray(self.table[IS_MARKER] > MARKER)
-
-    @property
-    def cancels(self) -> Int64s:
-        """Where in the log the first record of the one message is that a marker takes away; -1
-        where it takes all of its key.
-        """
-        return np.asarray(self.table[CANCELS])
-
-    @property
-    def roll_times(self) -> Int64s:
-        """How often a message has been placed again."""
-        return np.asarray(self.table[ROLL_TIMES])
 
     def first_offsets(self, offsets: Int64s) -> Int64s:
         """Where in the log the first record was of each of these messages, which lie at

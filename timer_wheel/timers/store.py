@@ -3,18 +3,18 @@
 questions and answers, opening and closing.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from message_store.base.errors import SharedKeyError, SourceError
-from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
-from message_store.format.message import Message, StoredMessage
+from message_store.format.message import Message
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.asked import asked_by
 from message_store.intake.asked_batch import asked_by_batch
+from message_store.intake.engine import Engine
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     BatchReceipt,
@@ -25,13 +25,13 @@ from message_store.interface.delay_store import (
     Receipt,
     named_by,
 )
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery import lineage
-from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.deliveries import LogDeliveries, pending_among
 from message_store.writing.findings import warn_of_other_engines
-from message_store.writing.store import EngineOnFiles, LiveStore
+from message_store.writing.store import LiveStore
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS
 
@@ -51,37 +51,21 @@ class NamedMessages(Protocol):
         """How many pending messages a delete marker of this one would cancel."""
 
 
-class TimerStore(EngineOnFiles, ABC):
-    """``DelayStore`` over records of ``rmq_sys_wheel_timer`` and their queue.
+class TimerStore(Engine):
+    """``DelayStore`` over records of ``rmq_sys_wheel_timer`` and their queue."""
 
-    ``levels`` are what ``AtLevel`` means. One thread at a time works, the others wait.
-    """
+    _intake: TimerIntake
 
     def __init__(self, store: LiveStore, intake: TimerIntake) -> None:
-        self.levels = store.levels
         self.live = store
         self._intake = intake
+        self._alias = intake.settings.start_deliver_time_alias
         self._next_due: int | None = None
-        self._knows_next_due = False
+        self._next_due_known_at = -1  # the log's append_count then
         self._group = store.group(self._flush)
         self._is_closed = False
 
     # --- scheduling -------------------------------------------------------------------------------
-
-    def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
-        """Store a message for later."""
-        store = self.live
-        with store.lock:
-            if store.is_closed:
-                store.require_open()
-            now_ms = store.clock.now_ms()
-            self._knows_next_due = False
-            count = store.log.append_count
-            try:  # all_or_broken, but for what entering it costs
-                return self._intake.schedule(message, due, now_ms)
-            except BaseException:
-                store.break_if_appended(count)
-                raise
 
     def put(self, message: Message) -> Receipt:
         """Store a message for the time that its own properties ask for; one with
@@ -92,25 +76,12 @@ class TimerStore(EngineOnFiles, ABC):
         """
         with self.live.reading():
             now_ms = self.clock.now_ms()
-            alias = self._intake.settings.start_deliver_time_alias
-            asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
-            self._knows_next_due = False
+            asked = asked_by(message, now_ms, start_deliver_time_alias=self._alias)
             with self.live.all_or_broken():
                 receipt = self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
             if TIMER_DELETE_UNIQUE_KEY in dict(asked.kept):
                 self._marker_is_stored()
             return receipt
-
-    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be kept. Raises ValueError where the
-        due times are not as many.
-        """
-        due_ms = int64s(due_ms)
-        if due_ms.shape != (len(batch),):
-            raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
-        with self.live.reading(), self.live.all_or_broken():
-            self._knows_next_due = False
-            return self._intake.schedule_batch(batch, due_ms, self.clock.now_ms())
 
     def put_batch(self, batch: MessageBatch) -> BatchReceipt:
         """The same for many messages, all or none; a delete marker is put by itself."""
@@ -120,10 +91,9 @@ class TimerStore(EngineOnFiles, ABC):
                 batch,
                 now_ms,
                 self.levels,
-                start_deliver_time_alias=self._intake.settings.start_deliver_time_alias,
+                start_deliver_time_alias=self._alias,
                 keeps_times=True,
             )
-            self._knows_next_due = False
             return self._intake.schedule_batch(asked.batch, asked.due_ms, now_ms, keeps_times=True)
 
     # --- time -------------------------------------------------------------------------------------
@@ -133,7 +103,7 @@ class TimerStore(EngineOnFiles, ABC):
         now_ms = min(now_ms, LATEST_ADVANCE_MS)
         with self.live.reading():
             self.live.log.require_unbroken()
-            self._knows_next_due = False
+            self._next_due_known_at = -1
             if self._has_old_files(now_ms):  # first what may fail: it would hide deliveries
                 self._clean(now_ms)
             with self.live.all_or_broken():
@@ -154,30 +124,19 @@ class TimerStore(EngineOnFiles, ABC):
         raises TargetError.
         """
         with self.live.reading():
-            if not self._knows_next_due:
+            count = self.live.log.append_count
+            if self._next_due_known_at != count:
                 self._place_queued()
-                self._next_due = self._find_next_due()
-                self._knows_next_due = True
+                self._next_due, self._next_due_known_at = self._find_next_due(), count
             return self._next_due
 
     # --- what waits -------------------------------------------------------------------------------
 
-    def pending(
-        self,
-        *,
-        topic: str | None = None,
-        level: int | None = None,
-        due_after_ms: int | None = None,
-        due_before_ms: int | None = None,
-        unique_key: str | None = None,
-    ) -> Iterator[Pending]:
-        """What waits and passes every filter; no level is kept. Raises TargetError: see
-        ``next_due_ms``.
-        """
-        with self.live.reading():
-            self._place_queued()
-            wanted = Filter(topic, due_after_ms, due_before_ms, unique_key)
-            return iter(()) if level is not None else self._waiting(wanted)
+    def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
+        self._place_queued()
+        if wanted.level is not None:
+            return iter(())
+        return pending_among(self.live, self._pieces(wanted), wanted)
 
     def waiting_records(self) -> Iterator[LogDeliveries]:
         """The record and the promise of each message that waits, in pieces. Raises TargetError: see
@@ -185,7 +144,7 @@ class TimerStore(EngineOnFiles, ABC):
         """
         with self.live.reading():
             self._place_queued()
-            return self._waiting_records()
+            return self._pieces(WaitingFilter())
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the messages that a receipt or a handle names. Raises TargetError."""
@@ -198,7 +157,6 @@ class TimerStore(EngineOnFiles, ABC):
             targets = search.waiting()
             if not targets:
                 return search.past()
-            self._knows_next_due = False
             for target in targets:
                 with self.live.all_or_broken():
                     marker = self._intake.recall(target, self.clock.now_ms())
@@ -222,7 +180,6 @@ class TimerStore(EngineOnFiles, ABC):
             message = targets[0].message
             first = lineage.first_offset(message)
             older = receipt_for(message, first, handle.due_ms, handle.broker_name)
-            self._knows_next_due = False
             with self.live.all_or_broken():
                 moved = self._intake.reschedule(targets[0], older, due, self.clock.now_ms())
             self._was_recalled(targets[0], moved[1])
@@ -238,20 +195,8 @@ class TimerStore(EngineOnFiles, ABC):
 
     # --- health and the end -----------------------------------------------------------------------
 
-    def check(self) -> list[Finding]:
-        """Every invariant that does not hold, worst first."""
-        with self.live.reading():
-            return self._findings()
-
-    def undelivered(self) -> list[Finding]:
-        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
-        with self.live.reading():
-            return self._lost().findings()
-
-    def flush(self) -> None:
-        """Come back when everything stored so far survives a loss of power."""
-        self.live.require_open()
-        self._group.run()
+    def _undelivered(self) -> list[Finding]:
+        return self._lost().findings()
 
     def close(self) -> None:
         """Place what can be placed, flush, and let go of the files; closing twice is fine."""
@@ -301,12 +246,8 @@ class TimerStore(EngineOnFiles, ABC):
         """When the first message that waits is due, or a time before."""
 
     @abstractmethod
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
-        """What waits and passes."""
-
-    @abstractmethod
-    def _waiting_records(self) -> Iterator[LogDeliveries]:
-        """All that waits, in pieces."""
+    def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
+        """What waits now, is due when it is asked for and may pass, in pieces."""
 
     @abstractmethod
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:
@@ -319,10 +260,6 @@ class TimerStore(EngineOnFiles, ABC):
     @abstractmethod
     def _lost(self) -> LostMessages:
         """What was due and could not be delivered."""
-
-    @abstractmethod
-    def _findings(self) -> list[Finding]:
-        """What is wrong, worst first."""
 
     @abstractmethod
     def _flush(self) -> None:

@@ -10,7 +10,7 @@ from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
 from message_store.redelivery.lineage import Names
-from message_store.writing.findings import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import floor_findings
 from timer_wheel.reading.copies import Copies
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.rows import Bools, TimerRows
@@ -30,11 +30,9 @@ def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
 
 def _of_losses(timers: LiveTimers) -> list[Finding]:
     """What was gone when the store was opened."""
-    store = timers.store
-    of_log = [log_finding(store.losses.log_bytes)] if store.losses.log_bytes else []
     of_checkpoint = [_checkpoint_finding()] if timers.files.is_damaged else []
     of_units = [repair_finding(timers.mended_units)] if timers.mended_units else []
-    return [*of_log, *of_checkpoint, *of_units, *queue_findings(store), *kept_findings(store)]
+    return [*of_checkpoint, *of_units, *floor_findings(timers.store)]
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:

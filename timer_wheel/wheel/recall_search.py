@@ -7,16 +7,16 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.notes import LostMessage
 from message_store.format.java_numbers import LONG_MAX, string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
 from timer_wheel.format.older_slots import EXACT_MS
-from timer_wheel.format.timer_due import may_be_promised, was_due_when_stored
+from timer_wheel.format.timer_due import was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
-from timer_wheel.timers.fates import fate
-from timer_wheel.timers.lost_messages import LostMessage
+from timer_wheel.timers.fates import are_named, fate
 from timer_wheel.timers.recall import (
     TAKES_NOTHING,
     RecallKey,
@@ -173,12 +173,7 @@ def note_what_is_damaged(timers: LiveTimers, rest: Unplaced) -> None:
     from before the last flush have no unit, retention may have deleted what they cancelled.
     """
     rows, facts, log = rest.rows, rest.facts, timers.store.log
-    lost = [
-        LostMessage(int(rows.commit_log_offset[row]), str(error))
-        for row, error in facts.problems.items()
-    ]
-    if lost:
-        timers.lost.add(lost)
+    timers.lost.lose(rows.commit_log_offset, facts.problems.items())
     cancels = odd_markers(rows.commit_log_offset, facts)
     asked = (
         facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~was_due_when_stored(facts.out_ms)
@@ -335,24 +330,11 @@ class Search:
     def _is_named(
         self, rows: TimerRows, facts: TimerFacts, widths_ms: Int64s, *, is_exact: bool = False
     ) -> Bools:
-        """Which rows the handle or the receipt names: by time, topic, key and first record. A
-        broker's handle says the millisecond after the out time, ours the promise in slots of its
-        day, which were as wide as this.
-        """
-        handle = self._handle
+        """Which rows the handle or the receipt names: by time, topic, key and first record."""
+        offsets, handle = rows.commit_log_offset, self._handle
+        named = facts.promised_ms, widths_ms, handle, self._first_offset
+        may_be = are_named(facts, offsets, *named, is_exact=is_exact)
         is_named = np.zeros(len(rows), bool)
-        may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
-        first_offsets = facts.first_offsets(rows.commit_log_offset)
-        if is_exact:
-            may_be |= facts.stored_out_ms + widths_ms == handle.due_ms
-        else:
-            may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms, widths_ms)
-        may_be &= facts.is_fine
-        if self._first_offset is not None:
-            is_it = (first_offsets == self._first_offset) | (first_offsets < 0)
-            is_later = marker_offsets(rows.commit_log_offset, facts) > self._first_offset
-            is_later &= (facts.cancels < 0) | (facts.cancels == self._first_offset)
-            may_be &= np.where(facts.is_marker, is_later, is_it)
         for row in np.flatnonzero(may_be).tolist():
             record = self._record(rows, row)
             properties = {} if record is None else record.properties

@@ -22,8 +22,9 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Finding, Pending
+from message_store.interface.delay_store import Finding
 from message_store.interface.promise_rules import BeyondMax
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
@@ -33,7 +34,6 @@ from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks, Target
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
@@ -44,7 +44,7 @@ from timer_wheel.wheel.recall_search import Search, find_markers
 from timer_wheel.wheel.recovery import forget_dealt_with
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 from timer_wheel.wheel.turn import Turning
-from timer_wheel.wheel.waiting import next_due_ms, waiting, waiting_records
+from timer_wheel.wheel.waiting import next_due_ms, waiting
 
 _NO_LIMIT = 2**31 - 1
 
@@ -214,11 +214,8 @@ class WheelStore(TimerStore):
 
     # --- what waits -------------------------------------------------------------------------------
 
-    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+    def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
         return waiting(self._timers, self._recall_marks(), wanted)
-
-    def _waiting_records(self) -> Iterator[LogDeliveries]:
-        return waiting_records(self._timers, self._recall_marks())
 
     def unplaced_offsets(self) -> Int64s:
         """Where the records lie that wait in the queue for their place on the wheel."""

@@ -19,15 +19,14 @@ from message_store.columns.byte_column import Int64s
 from message_store.redelivery.batch import (
     FROM_WHEEL,
     ROLLED,
+    Measured,
     Redelivered,
     Rewrite,
     redeliver,
 )
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.redelivery.measured import Measured
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import (
     Bools,
@@ -284,15 +283,10 @@ class Turning:
 
     def _lose(self, rows: TimerRows, problems: Iterable[tuple[int, FormatError]]) -> None:
         """Note those of these rows that have a problem."""
-        offsets = rows.commit_log_offset
-        lost: tuple[list[LostMessage], list[LostMessage]] = [], []
-        for row, error in problems:
-            lost[bool(rows.is_marker[row])].append(LostMessage(int(offsets[row]), str(error)))
-        messages, markers = lost
-        if messages:
-            self._timers.lost.add(messages)
-        if markers:
-            self._timers.lost.cancels.add(markers)
+        lost, known = self._timers.lost, list(problems)
+        for notes, is_marker in ((lost, False), (lost.cancels, True)):
+            its = [each for each in known if rows.is_marker[each[0]] == is_marker]
+            notes.lose(rows.commit_log_offset, its)
 
 
 def _is_all(chosen: Int64s) -> bool:

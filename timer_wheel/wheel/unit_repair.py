@@ -16,12 +16,12 @@ import numpy as np
 
 from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
+from message_store.files.notes import LostMessage
 from message_store.interface.delay_store import Finding, Severity
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
 from timer_wheel.format.wheel_math import floor_ms, roll_slot_ms
-from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import (

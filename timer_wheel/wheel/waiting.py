@@ -13,13 +13,14 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
-from message_store.interface.delay_store import Pending
-from message_store.interface.waiting_messages import pending_of
+from message_store.format.java_numbers import string_hash
+from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
+from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 
 _SLOTS_AT_ONCE = 256
@@ -36,6 +37,12 @@ class _Live:
     def chosen(self, which: Bools) -> "_Live":
         """Some of them."""
         return _Live(self.rows.rows(which), self.facts.rows(which), self.promised_ms[which])
+
+    def in_time(self, store: LiveStore, wanted: WaitingFilter) -> LogDeliveries:
+        """The record and the promise of those that are due when it is asked for."""
+        chosen = wanted.in_time(self.promised_ms)
+        offsets, sizes = self.rows.commit_log_offset[chosen], self.rows.size_bytes[chosen]
+        return LogDeliveries(store, offsets, sizes, self.promised_ms[chosen])
 
 
 @attrs.frozen(eq=False)
@@ -63,46 +70,24 @@ class _Moment:
         )
 
 
-def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[Pending]:
-    """Every message that waits now and passes; whoever calls holds the store's lock. Raises
-    StoreClosedError when the store is closed.
+def waiting(
+    timers: LiveTimers, marks: RecallMarks, wanted: WaitingFilter
+) -> Iterator[LogDeliveries]:
+    """The record and the promise of every message that waits now, is due when it is asked for and
+    may be of the topic, in pieces; whoever calls holds the store's lock. Raises StoreClosedError
+    when the store is closed.
     """
-    return _pending_of(timers, _pieces(timers, _Moment.of(timers, marks), wanted), wanted)
+    return _pieces(timers, _Moment.of(timers, marks), wanted)
 
 
-def _pending_of(timers: LiveTimers, pieces: Iterator[_Live], wanted: Filter) -> Iterator[Pending]:
-    for live in pieces:
-        chosen = wanted.in_time(live.promised_ms)
-        rows, promised_ms = live.rows.rows(chosen), live.promised_ms[chosen]
-        places = zip(
-            rows.commit_log_offset.tolist(),
-            rows.size_bytes.tolist(),
-            promised_ms.tolist(),
-            strict=True,
-        )
-        for offset, size_bytes, due_ms in places:
-            with timers.store.reading():
-                # What is gone retention took meanwhile: it was delivered, or has rolled.
-                message = timers.store.log.readable_record(offset, size_bytes)
-            if message is not None and wanted.passes(message):
-                yield pending_of(message, due_ms, size_bytes)
-
-
-def waiting_records(timers: LiveTimers, marks: RecallMarks) -> Iterator[LogDeliveries]:
-    """The record and the promise of every message that waits now, in pieces."""
-    for live in _pieces(timers, _Moment.of(timers, marks), Filter()):
-        places = live.rows.commit_log_offset, live.rows.size_bytes
-        yield LogDeliveries(timers.store, *places, live.promised_ms)
-
-
-def _pieces(timers: LiveTimers, moment: _Moment, wanted: Filter) -> Iterator[_Live]:
+def _pieces(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
     with timers.store.reading():
         found = _without_units(timers, moment.unplaced, moment.done, moment.marks)
-    yield found
+    yield found.in_time(timers.store, wanted)
     for begin in range(0, len(moment.slots), _SLOTS_AT_ONCE):
         with timers.store.reading():
             found = _in_slots(timers, moment, wanted, slice(begin, begin + _SLOTS_AT_ONCE))
-        yield found
+        yield found.in_time(timers.store, wanted)
 
 
 def _without_units(timers: LiveTimers, rest: Unplaced, done: Int64s, marks: RecallMarks) -> _Live:
@@ -111,14 +96,17 @@ def _without_units(timers: LiveTimers, rest: Unplaced, done: Int64s, marks: Reca
     return _live(_Live(rest.rows, rest.facts, promised_ms), marks, is_new)
 
 
-def _in_slots(timers: LiveTimers, moment: _Moment, wanted: Filter, part: slice) -> _Live:
+def _in_slots(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter, part: slice) -> _Live:
     slots, last, precision_ms = moment.slots[part], moment.last_positions[part], timers.precision_ms
     is_in_its_slot = floor_ms(timers.log.slot_times_at(last), precision_ms) == slots * precision_ms
     heads = np.where(is_in_its_slot, last, timers.wheel.last_positions(slots))
     rows, _ = timers.log.walk_from(heads, slots, precision_ms)
     its_slot = np.searchsorted(slots, rows.slot_time_ms // precision_ms)
     rows = rows.rows(rows.position <= last[its_slot])
-    rows = rows.rows(wanted.may_pass(rows) & ~np.isin(rows.commit_log_offset, moment.done))
+    is_wanted = ~np.isin(rows.commit_log_offset, moment.done)
+    if wanted.topic is not None:
+        is_wanted &= rows.table[TOPIC_HASH] == string_hash(wanted.topic)
+    rows = rows.rows(is_wanted)
     facts = timers.facts(rows, keys=len(moment.marks) > 0)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))
     return _live(live, moment.marks, facts.is_fine)

@@ -31,7 +31,7 @@ from message_store.format.record_layout import (
 )
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.crc import crc32
-from message_store.kernels.kept_properties import entry_end_at, name_end_at
+from message_store.kernels.properties import entry_end_at, name_end_at
 from message_store.kernels.raw_memory import (
     address_of,
     load_i8,

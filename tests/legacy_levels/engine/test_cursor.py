@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legacy_levels.engine.cursor import NEVER_MS, LevelCursor
-from legacy_levels.engine.due_search import DueRuns, find_record_end
+from legacy_levels.engine.cursor import NEVER_MS, DueRuns, LevelCursor, find_record_end
 from legacy_levels.neutral_units import CANCELLED_BYTES, DELIVERED_BYTES
 from tests.legacy_levels.unit_lists import RECORD_BYTES, UnitList
 

@@ -35,13 +35,13 @@ from message_store.redelivery.batch import (
     FROM_LEVEL,
     FROM_WHEEL,
     ROLLED,
+    Measured,
     Rewrite,
     redeliver,
     redelivered,
 )
 from message_store.redelivery.destinations import HASH, DestinationTable
 from message_store.redelivery.kernels import TAGS_CODE
-from message_store.redelivery.measured import Measured
 from message_store.redelivery.record import (
     destination_of,
     redelivered_properties,

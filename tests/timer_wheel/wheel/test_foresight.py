@@ -8,7 +8,7 @@ import pytest
 
 from message_store import AtMs, ManualClock, Message
 from message_store.base.errors import SourceError
-from message_store.redelivery.measured import Measured
+from message_store.redelivery.batch import Measured
 from message_store.writing.settings import StoreSettings
 from timer_wheel import WheelStore
 from timer_wheel.timers.rows import TimerRows
