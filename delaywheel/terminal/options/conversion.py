@@ -28,7 +28,7 @@ from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import INT_MAX
-from migrate.spark.master import DEFAULT_MASTER
+from migrate.spark.cluster import DEFAULT_MASTER
 
 if TYPE_CHECKING:
     from migrate.settings import ConvertOptions, TargetSettings

@@ -15,7 +15,7 @@ from delaywheel.terminal.options.conversion import (
 )
 from delaywheel.terminal.spark import Settings, started_spark
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
-from migrate.spark.master import require_shared_directory
+from migrate.spark.cluster import require_shared_directory
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output

@@ -10,7 +10,7 @@ from delaywheel.terminal.options.conversion import STORE, all_of, spark_options
 from delaywheel.terminal.options.places import place_options
 from delaywheel.terminal.spark import Settings, started_spark
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
-from migrate.spark.master import require_shared_directory
+from migrate.spark.cluster import require_shared_directory
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
