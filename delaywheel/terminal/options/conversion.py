@@ -39,6 +39,17 @@ PRECISIONS = ("100", "200", "500", "1000")
 STORE = Place(path_type=Path, readable=False)  # the store says itself what it lacks
 
 
+def all_of(*options: Decorator) -> Decorator:
+    """Many options as one, in the order in which help lists them."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def now_option(meaning: str) -> Decorator:
     """``--now``; the verb gets epoch milliseconds, those of the clock unless given."""
     return click.option(
@@ -71,6 +82,37 @@ def offsets_option() -> Decorator:
         help="Delivery offsets to use: auto (as a broker chooses), main, bak, or none (everything"
         " in the queues counts as undelivered).",
     )
+
+
+def execute_option(when: str = "") -> Decorator:
+    """``--execute`` of a verb that only shows a plan without it."""
+    text = f"{when}Apply the plan. Without this flag the plan is only printed."
+    return click.option("--execute", is_flag=True, help=text)
+
+
+window_options = all_of(
+    click.option(
+        "--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}."
+    ),
+    click.option(
+        "--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}."
+    ),
+)
+"""For ``require_window``."""
+
+stopped_store_options = all_of(
+    click.option(
+        "--after-crash",
+        is_flag=True,
+        help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
+    ),
+    click.option(
+        "--level-table",
+        type=LEVEL_TABLE,
+        help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
+    ),
+)
+"""How a store is read of which a copy is made."""
 
 
 def require_window(after_ms: int | None, before_ms: int | None) -> None:
@@ -109,17 +151,6 @@ def spark_options(function: Function) -> Function:
         help="Work in this process, on one core, without Spark and Java. The result is the same.",
     )
     return master(conf(in_process(with_master)))
-
-
-def all_of(*options: Decorator) -> Decorator:
-    """Many options as one, in the order in which help lists them."""
-
-    def decorate(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 conversion_options = all_of(

@@ -13,6 +13,7 @@ from delaywheel.terminal.options.conversion import (
     STORE,
     acting_option,
     all_of,
+    execute_option,
     given_level_table,
     now_option,
 )
@@ -157,11 +158,7 @@ _put_back_options = all_of(
     ),
     click.option("--level-table", type=LEVEL_TABLE, help="What STORE's levels mean."),
     click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
-    click.option(
-        "--execute",
-        is_flag=True,
-        help="Apply the plan. Without this flag the plan is only printed.",
-    ),
+    execute_option(),
     acting_option,
 )
 

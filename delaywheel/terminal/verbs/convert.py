@@ -16,8 +16,7 @@ from delaywheel.terminal.options.conversion import (
 )
 from delaywheel.terminal.options.places import NAMES as PLACE_NAMES
 from delaywheel.terminal.options.places import name_given_places, refuse_place_flags
-from delaywheel.terminal.spark import Settings, started_spark
-from delaywheel.terminal.verb import loading, verb
+from delaywheel.terminal.verb import Settings, loading, started_spark, verb
 from delaywheel.terminal.verbs import changes, fleet
 from message_store.base.errors import DelayStoreError
 

@@ -12,9 +12,10 @@ from delaywheel.terminal.options.conversion import (
     now_option,
     offsets_option,
     require_window,
+    stopped_store_options,
+    window_options,
 )
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
@@ -49,18 +50,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Only this level; can be given repeatedly.",
 )
-@click.option("--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}.")
-@click.option("--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}.")
-@click.option(
-    "--after-crash",
-    is_flag=True,
-    help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
-)
-@click.option(
-    "--level-table",
-    type=LEVEL_TABLE,
-    help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
-)
+@window_options
+@stopped_store_options
 @offsets_option()
 @now_option("Assumed start time of the broker, which decides which slots it still reads:")
 def export(

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delaywheel.terminal.options.conversion import STORE, given_level_table
+from delaywheel.terminal.options.conversion import STORE, given_level_table, stopped_store_options
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import LEVEL_TABLE
 from delaywheel.terminal.verb import loading, verb
 from message_store.format.delay_levels import DelayLevels
 
@@ -20,16 +19,7 @@ if TYPE_CHECKING:
 @click.argument("source", type=STORE)
 @click.argument("target", type=STORE)
 @place_options("source", keeps_conf=True)
-@click.option(
-    "--after-crash",
-    is_flag=True,
-    help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
-)
-@click.option(
-    "--level-table",
-    type=LEVEL_TABLE,
-    help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
-)
+@stopped_store_options
 def plain(
     output: "Output",
     source: Path,
