@@ -22,6 +22,7 @@ from delaywheel.terminal.options.types import (
     Function,
     ParamType,
     Place,
+    all_of,
 )
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
@@ -37,17 +38,6 @@ LEVEL_TABLE_KEY = "messageDelayLevel"
 PRECISIONS = ("100", "200", "500", "1000")
 
 STORE = Place(path_type=Path, readable=False)  # the store says itself what it lacks
-
-
-def all_of(*options: Decorator) -> Decorator:
-    """Many options as one, in the order in which help lists them."""
-
-    def decorate(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def now_option(meaning: str) -> Decorator:

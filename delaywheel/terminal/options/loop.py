@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from delaywheel.terminal.options.conversion import all_of
 from delaywheel.terminal.options.engine import Engine
-from delaywheel.terminal.options.types import ADDRESS
+from delaywheel.terminal.options.types import ADDRESS, all_of
 from delaywheel.terminal.verb import loading
 from message_store.base.printable import iso_time
 

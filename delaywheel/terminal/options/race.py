@@ -6,8 +6,8 @@ import math
 import click
 from click.core import ParameterSource
 
-from delaywheel.terminal.options.conversion import PRECISIONS, STORE, all_of, said
-from delaywheel.terminal.options.types import TIME, TIME_FORMS, Parsed, parse_length
+from delaywheel.terminal.options.conversion import PRECISIONS, STORE, said
+from delaywheel.terminal.options.types import TIME, TIME_FORMS, Parsed, all_of, parse_length
 from message_store.base.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"

@@ -12,13 +12,12 @@ from delaywheel.terminal.options.conversion import (
     LEVEL_TABLE_KEY,
     STORE,
     acting_option,
-    all_of,
     execute_option,
     given_level_table,
     now_option,
 )
 from delaywheel.terminal.options.places import name_given_places, place_flags
-from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
+from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS, all_of
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
 from message_store.base.errors import DelayStoreError
