@@ -5,7 +5,8 @@ The same code for every engine. What was delivered is what stands in the topics.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -212,44 +213,22 @@ def _middle(values: Sequence[float | None]) -> float | None:
 
 
 OTHER_TIMES = "other times"
-_Columns = list[Account]
-_Rows = NDArray[np.bool_]
 
 
-def _differ(columns: list[Int64s]) -> _Rows:
-    return np.asarray(np.any([column != columns[0] for column in columns[1:]], axis=0))
+def _differing(accounts: Sequence[Account]) -> dict[str, NDArray[np.bool_]]:
+    """Which messages engines treated differently, by the kind of difference, the graver first."""
 
+    def of_all(name: str) -> NDArray[Any]:
+        return np.stack([getattr(each, name) for each in accounts])
 
-def _some_only(accounts: _Columns) -> _Rows:
-    everywhere = np.all([each.taken for each in accounts], axis=0)
-    return np.asarray(everywhere & np.any([each.count == 0 for each in accounts], axis=0))
-
-
-def _repeated(accounts: _Columns) -> _Rows:
-    return np.asarray(np.any([each.repeats > 0 for each in accounts], axis=0))
-
-
-def _early(accounts: _Columns) -> _Rows:
-    return np.asarray(np.any([each.was_early for each in accounts], axis=0))
-
-
-def _other_times(accounts: _Columns) -> _Rows:
-    came = np.all([each.count > 0 for each in accounts], axis=0)
-    return np.asarray(came & _differ([each.first_stored_ms for each in accounts]))
-
-
-def _taken_by_some(accounts: _Columns) -> _Rows:
-    return _differ([each.taken.astype(np.int64) for each in accounts])
-
-
-KINDS: dict[str, Callable[[_Columns], _Rows]] = {
-    "delivered by some only": _some_only,
-    "repeated": _repeated,
-    "early": _early,
-    "taken by some only": _taken_by_some,
-    OTHER_TIMES: _other_times,
-}
-"""The graver kind is looked for first."""
+    taken, came, stored_ms = of_all("taken"), of_all("count") > 0, of_all("first_stored_ms")
+    return {
+        "delivered by some only": taken.all(axis=0) & ~came.all(axis=0),
+        "repeated": (of_all("repeats") > 0).any(axis=0),
+        "early": of_all("was_early").any(axis=0),
+        "taken by some only": taken.any(axis=0) & ~taken.all(axis=0),
+        OTHER_TIMES: came.all(axis=0) & (stored_ms != stored_ms[0]).any(axis=0),
+    }
 
 
 def first_difference(
@@ -266,11 +245,9 @@ def first_difference(
     """
     if len(accounts) < 2:
         return None
-    for kind, find in KINDS.items():
-        if kind == OTHER_TIMES and not with_times:
-            continue
-        rows = np.flatnonzero(find(list(accounts.values())))
-        if len(rows):
+    for kind, differs in _differing([*accounts.values()]).items():
+        rows = np.flatnonzero(differs)
+        if len(rows) and (with_times or kind != OTHER_TIMES):
             number = int(rows[0])
             return FirstDifference(
                 kind=kind,
