@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import attrs
 
-from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
+from message_store.base.errors import DelayStoreError, FormatError
 from message_store.base.printable import counted
 from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import read_small_file
-from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
-from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot
+from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot, whole_number
 from migrate.source.members import member_state
 from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
@@ -147,19 +146,12 @@ def check_disk(snapshot: StoreSnapshot) -> Iterator[Finding]:
     stated = snapshot.options.disk_used
     ratio = used_ratio(snapshot.root.path) if stated is None else stated
     for limit in _DISK_LIMITS:
-        percent = _percent(snapshot.options.conf.get(limit.setting), limit.percent)
+        stated_percent = whole_number(snapshot.options.conf.get(limit.setting)) or 0
+        percent = stated_percent if 0 < stated_percent <= 100 else limit.percent
         if ratio * 100 >= percent:
             problem = f"the disk is {ratio:.0%} full; {limit.setting} is {percent} %"
             yield limit.rule.at(snapshot.root.path, problem)
             return
-
-
-def _percent(text: str | None, default: int) -> int:
-    try:
-        value = default if text is None else parse_long(text)
-    except BadFieldError:
-        return default
-    return value if 0 < value <= 100 else default
 
 
 def check_switches(snapshot: StoreSnapshot) -> Iterator[Finding]:

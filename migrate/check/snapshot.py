@@ -21,12 +21,13 @@ from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_lev
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from message_store.base.closed_on_exit import ClosedOnExit
-from message_store.base.errors import DelayStoreError, FormatError, SourceError
+from message_store.base.errors import BadFieldError, DelayStoreError, FormatError, SourceError
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.queues import QUEUES
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.format.java_numbers import parse_long
 from message_store.reading.commit_log import Int64Array
 from message_store.reading.engine_choice import hierarchy_mark
 from migrate.settings import TargetSettings
@@ -41,6 +42,14 @@ broker that serves others too. A quiet machine does several times that.
 _TRUE = "true"
 ACTS_AS_MASTER = "enableSlaveActingMaster"
 """The setting of a broker whose slave delivers while the master is down."""
+
+
+def whole_number(text: str | None) -> int | None:
+    """A number as Java reads it; None for no text, and for text that is none."""
+    try:
+        return None if text is None else parse_long(text)
+    except BadFieldError:
+        return None
 
 
 @attrs.frozen(kw_only=True)

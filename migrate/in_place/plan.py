@@ -14,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
-from message_store.base.errors import (
-    BadRecordsError,
-    OptionsError,
-    PlanError,
-    TargetError,
-)
+from message_store.base.errors import BadRecordsError, OptionsError, PlanError
 from message_store.base.printable import iso_time
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
@@ -48,7 +43,7 @@ from migrate.source.record_reader import read_chunks
 from migrate.source.sources import chosen_by_level
 from migrate.write.log_file import SourceShare
 from migrate.write.rewriter import RecordRewriter
-from migrate.write.room import disk_warnings, free_bytes
+from migrate.write.room import disk_warnings, require_room
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, floor_ms
 from timer_wheel.placing import OVERDUE_SLOTS
 
@@ -224,7 +219,7 @@ def plan_in_place(
     plan, corrections, outs_ms, sizes, bytes_read = _plan_records(
         root, options, backlog, request, wheel, ends.timer_queue_end, progress
     )
-    _require_room(root, sizes)
+    require_room(root.path, int(sizes.sum()) + len(sizes) * QUEUE_UNIT.size)
     progress("plan", 1, 1)
     return InPlacePlan(
         options=options,
@@ -268,12 +263,6 @@ def _log_end(sizes: Int64Array, log_end: int, file_bytes: int) -> int:
     if not len(sizes):
         return log_end
     return int(place_records(sizes, log_end, file_bytes, np.empty(len(sizes), np.int64)))
-
-
-def _require_room(root: StoreRoot, sizes: Int64Array) -> None:
-    needed = int(sizes.sum()) + len(sizes) * QUEUE_UNIT.size
-    if needed > (free := free_bytes(root.path)):
-        raise TargetError(f"{root.path}: {needed:,} bytes are needed, {free:,} are free")
 
 
 def _plan_records(
