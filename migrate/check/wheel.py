@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a wheel against each other: slots, timer log, queue, checkpoint; and what waits in
-an index of our own, where no broker looks.
+"""The files of a wheel against each other: slots, timer log, queue, checkpoint; and a time index,
+where no broker looks.
 """
 
 from collections.abc import Iterator

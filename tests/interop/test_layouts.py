@@ -21,8 +21,8 @@ import pytest
 from message_store.files.places import placed
 from migrate.convert import convert_merged
 from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
+from migrate.source.members import choose_of_group
 from migrate.source.places import places_in
-from migrate.source.replicas import choose_of_group
 from migrate.verify.verify import verify_all
 from tests.independent.real_stores import (
     ACTING_SLAVE_55,

@@ -120,7 +120,7 @@ def _chosen_member(
     if len(stores) < 2:
         raise click.UsageError("--members needs the SOURCEs and a TARGET")
     with loading(output):
-        from migrate.source.replicas import choose_of_group
+        from migrate.source.members import choose_of_group
     *sources, target = stores
     places = {name: given[name] for name in PLACE_NAMES}
     name_given_places(*sources, broker_conf=given["broker_conf"], **places)

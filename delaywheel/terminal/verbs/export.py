@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``export``: the pending messages of a store as a Parquet file."""
+"""The verbs that copy a store: ``export`` its pending messages to Parquet, ``plain`` a whole DLedger
+member to an ordinary store.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,3 +107,36 @@ def export(
         output.warn(f"{report.unreadable:,} cannot be read: see the column problem")
     output.result(report.as_json, [f"{report.out}: {counted(report.exported, 'message')}"])
     click.get_current_context().exit(FINDINGS if report.unreadable else DONE)
+
+
+@verb("delaywheel plain /data/rocketmq/member-n1 /data/rocketmq/store")
+@click.argument("source", type=STORE)
+@click.argument("target", type=STORE)
+@place_options("source", keeps_conf=True)
+@stopped_store_options
+def plain(
+    output: "Output",
+    source: Path,
+    target: Path,
+    *,
+    after_crash: bool,
+    level_table: DelayLevels | None,
+    broker_conf: Path | None,
+) -> None:
+    """Copy the whole store of a DLedger member, SOURCE, to TARGET as that of an ordinary broker.
+
+    TARGET has all topics, queues and consumer offsets, and 4.9 and 5.x open it without DLedger.
+    It does not exist or is empty. The index for searches by key is left out.
+    """
+    with loading(output):
+        from delaywheel.terminal.render.text import plain_lines
+        from migrate.plain.plain import make_plain
+    with output.progress() as progress:
+        report = make_plain(
+            source,
+            target,
+            after_crash=after_crash,
+            level_table=given_level_table(level_table, broker_conf),
+            progress=progress,
+        )
+    output.result(report.as_json, plain_lines(report))
