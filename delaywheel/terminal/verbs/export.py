@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that copy a store: ``export`` its pending messages to Parquet, ``plain`` a whole DLedger
-member to an ordinary store.
+"""The verbs that copy a store: ``export`` its pending messages to Parquet, ``plain`` a whole
+DLedger member to an ordinary store.
 """
 
 from pathlib import Path
