@@ -73,10 +73,7 @@ class PythonEntrant:
         return run_in_process(self.name, workload_file, settings, store, progress)
 
 
-ENTRANTS: dict[str, Entrant] = {
-    **{name: PythonEntrant(name) for name in ENGINES},
-    **JAVA_ENTRANTS,
-}
+ENTRANTS: dict[str, Entrant] = {**{name: PythonEntrant(name) for name in ENGINES}, **JAVA_ENTRANTS}
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
@@ -124,9 +121,7 @@ class Race:
 
 
 def run_race(
-    race: Race,
-    progress: Progress = no_progress,
-    entrants: Mapping[str, Entrant] = ENTRANTS,
+    race: Race, progress: Progress = no_progress, entrants: Mapping[str, Entrant] = ENTRANTS
 ) -> RaceResults:
     """Run it. With several rounds the engines take turns, and turns at going first.
 

@@ -253,11 +253,7 @@ class StoreSnapshot(ClosedOnExit):
             return None
 
     def read_wheel(
-        self,
-        *,
-        whole_log: bool = False,
-        now_ms: int | None = None,
-        any_marker: bool = False,
+        self, *, whole_log: bool = False, now_ms: int | None = None, any_marker: bool = False
     ) -> WheelState:
         """The wheel as such a broker finds it. Raises FormatError and SourceError."""
         by_topic = None if any_marker else self.is_set("appendTopicForTimerDeleteKey")

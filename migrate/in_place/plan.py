@@ -24,13 +24,7 @@ from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.unfinished_change import DONE
 from migrate.changes.note import IN_PLACE, Ends, changes_of, moved_offsets
-from migrate.in_place.checks import (
-    OwnWheel,
-    check_wheel,
-    file_sizes,
-    read_ends,
-    refuse_damage,
-)
+from migrate.in_place.checks import OwnWheel, check_wheel, file_sizes, read_ends, refuse_damage
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import request_of
 from migrate.plan.target_rows import Arrangement, TargetRows

@@ -29,13 +29,7 @@ from message_store.kernels.log import (
     prepared_offset_at,
     record_at,
 )
-from message_store.kernels.raw_memory import (
-    address_of,
-    copy_bytes,
-    load_i32,
-    store_i32,
-    store_i64,
-)
+from message_store.kernels.raw_memory import address_of, copy_bytes, load_i32, store_i32, store_i64
 from message_store.reading.commit_log import LogWalk
 from message_store.reading.consume_queue import UnitArray
 from migrate.progress import Progress

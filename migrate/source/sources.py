@@ -25,12 +25,7 @@ from message_store.base.errors import (
     SourceError,
 )
 from message_store.base.printable import counted
-from message_store.files.array_room import (
-    joined_columns,
-    new_array,
-    row_blocks,
-    rows_where,
-)
+from message_store.files.array_room import joined_columns, new_array, row_blocks, rows_where
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import is_directory, is_present

@@ -146,9 +146,7 @@ _put_back_options = all_of(
     click.option("--queue-id", type=click.IntRange(0, 65_535), help="Into which queue of it."),
     click.option("--at", "due_ms", type=TIME, help=f"When they are due: {TIME_FORMS}."),
     click.option(
-        "--despite-damage",
-        is_flag=True,
-        help="Also restore records whose body checksum is wrong.",
+        "--despite-damage", is_flag=True, help="Also restore records whose body checksum is wrong."
     ),
     click.option(
         "--engine",

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delaywheel.terminal.options.conversion import (
-    STORE,
-    conversion_options,
-    spark_options,
-)
+from delaywheel.terminal.options.conversion import STORE, conversion_options, spark_options
 from delaywheel.terminal.options.places import NAMES as PLACE_NAMES
 from delaywheel.terminal.options.places import name_given_places, refuse_place_flags
 from delaywheel.terminal.verb import Settings, loading, started_spark, verb
