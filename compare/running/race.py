@@ -80,10 +80,6 @@ def no_progress(_stage: str, _done: int, _total: int) -> None:
     """For whoever does not want to hear how far it is."""
 
 
-def do_nothing() -> None:
-    """Before each run, unless something is asked for."""
-
-
 @attrs.frozen(kw_only=True)
 class Race:
     """What to run. With ``keeps_stores`` the stores stay in ``directory``.
@@ -100,7 +96,7 @@ class Race:
     warming: int = 0
     keeps_stores: bool = False
     command: str = ""
-    before_each: Callable[[], None] = do_nothing
+    before_each: Callable[[], None] = lambda: None
 
     @property
     def rounds(self) -> int:

@@ -322,7 +322,7 @@ class _InPlace:
         plan, count = planned.plan, len(planned.plan)
         with open_log(self.root) as log:
             records = TimerRecords(
-                log, self.root, plan, planned.outs_ms, planned.sizes, change.before.timer_queue_end
+                log, plan, planned.outs_ms, planned.sizes, change.before.timer_queue_end
             )
 
             def fill(rows: slice, positions: Any, target: int) -> None:
