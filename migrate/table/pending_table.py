@@ -72,7 +72,9 @@ time: rolled and overdue messages are in other slots.
 
 RANGE_ROWS = 65_536
 RANGE_BYTES = 64 << 20
-NO_LEVEL = 0
+ON_WHEEL, IN_TIME_INDEX = 0, -1
+"""In the place of a level. The due time of a time index's rows is exact, as that of a level's."""
+NOT_IN_A_LEVEL_QUEUE = -1
 
 _COMPARE = {
     "==": pc.equal,
@@ -132,8 +134,11 @@ class Condition:
 
 @attrs.frozen(eq=False)
 class PendingRows:
-    """Offsets, sizes and due times of pending messages, in log order. Level 0 is no level. On a
-    wheel ``due_ms`` is the end of the slot, and ``precision_ms`` that of the wheel.
+    """One row a pending message, in log order. On a wheel ``due_ms`` is the end of the slot, and
+    ``precision_ms`` that of the wheel; a message that rolls is due later.
+
+    ``queue_offset`` is that in a level's queue. It and ``is_roll`` are for who lists messages: they
+    are not packed.
     """
 
     level: NDArray[np.int16]
@@ -141,19 +146,31 @@ class PendingRows:
     size_bytes: NDArray[np.int32]
     due_ms: NDArray[np.int64]
     precision_ms: int = 0
+    queue_offset: NDArray[np.int64] = attrs.field()
+    is_roll: NDArray[np.bool_] = attrs.field()
+
+    @queue_offset.default
+    def _in_no_queue(self) -> NDArray[np.int64]:
+        return np.full(len(self.level), NOT_IN_A_LEVEL_QUEUE, np.int64)
+
+    @is_roll.default
+    def _none_rolls(self) -> NDArray[np.bool_]:
+        return np.zeros(len(self.level), np.bool_)
 
     def __len__(self) -> int:
         return len(self.level)
 
     def rows(self, chosen: NDArray[Any] | slice) -> "PendingRows":
         """Some of the rows, by index or mask."""
-        return PendingRows(
-            self.level[chosen],
-            self.commit_log_offset[chosen],
-            self.size_bytes[chosen],
-            self.due_ms[chosen],
-            self.precision_ms,
-        )
+        return attrs.evolve(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
+
+    @classmethod
+    def joined(cls, parts: Sequence["PendingRows"]) -> "PendingRows":
+        """The rows of several engines, of which at most one is a wheel."""
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
+        }
+        return cls(**columns, precision_ms=max(part.precision_ms for part in parts))
 
     def ranges(self) -> Iterator["PendingRows"]:
         """The rows cut into runs that one task reads."""
@@ -183,6 +200,9 @@ class PendingRows:
         )
 
 
+_COLUMNS = [field.name for field in attrs.fields(PendingRows) if field.name != "precision_ms"]
+
+
 def pending_rows(
     path: Path, kind: str, options: TableOptions, conditions: Sequence[Condition] = ()
 ) -> PendingRows:
@@ -201,7 +221,7 @@ def pending_rows(
     with looking_at(store) as is_beside:
         options = attrs.evolve(options, after_crash=options.after_crash or is_beside)
         require_stopped(store, after_crash=options.after_crash)
-        rows = _rows_of(kind, store, options)
+        rows = rows_of(kind, store, options)
     columns = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
     columns |= {name: getattr(rows, name) for name in _TELLABLE[kind]}
     wanted = np.ones(len(rows), np.bool_)
@@ -215,11 +235,14 @@ def pending_rows(
 
 
 def level_column(levels: NDArray[np.int16]) -> pa.Array:
-    """The column ``level``: null on a wheel."""
-    return pa.array(levels.astype(np.int32), mask=levels == NO_LEVEL)
+    """The column ``level``: null on a wheel, and in a time index."""
+    return pa.array(levels.astype(np.int32), mask=levels <= ON_WHEEL)
 
 
-def _rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
+def rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
+    """The pending messages of one engine of a store that is held. Raises SourceError, OptionsError,
+    FormatError.
+    """
     if kind == TIME_INDEX:
         return _time_index_rows(store)
     return _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
@@ -229,7 +252,7 @@ def _time_index_rows(store: StoreRoot) -> PendingRows:
     units = pending_in_time_index(store)
     units = units.rows(np.argsort(units.offsets, kind="stable"))
     return PendingRows(
-        level=np.full(len(units), NO_LEVEL, np.int16),
+        level=np.full(len(units), IN_TIME_INDEX, np.int16),
         commit_log_offset=units.offsets,
         size_bytes=units.sizes.astype(np.int32),
         due_ms=units.due_ms,
@@ -251,6 +274,7 @@ def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         commit_log_offset=backlog.commit_log_offset.astype(np.int64),
         size_bytes=backlog.size_bytes.astype(np.int32),
         due_ms=backlog.due_ms.astype(np.int64),
+        queue_offset=backlog.queue_offset.astype(np.int64),
     )
 
 
@@ -269,11 +293,12 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
     timers = wheel.require_sound().pending
     timers = timers.rows(np.argsort(timers.commit_log_offset, kind="stable"))
     return PendingRows(
-        level=np.full(len(timers), NO_LEVEL, np.int16),
+        level=np.full(len(timers), ON_WHEEL, np.int16),
         commit_log_offset=timers.commit_log_offset,
         size_bytes=timers.size_bytes.astype(np.int32),
         due_ms=timers.slot_time_ms + wheel.precision_ms,
         precision_ms=wheel.precision_ms,
+        is_roll=timers.is_roll,
     )
 
 
