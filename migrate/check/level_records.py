@@ -23,7 +23,7 @@ from migrate.check.record_walk import (
     largest_record_bytes,
     undeliverable,
 )
-from migrate.check.snapshot import LevelRows, StoreSnapshot, whole_number
+from migrate.check.snapshot import StoreSnapshot, whole_number
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from migrate.write.rewrite import growth_bytes, is_deliverable_topic
 
@@ -143,7 +143,7 @@ class _LevelRecords(RecordWalk):
     no_record, other_size, other_body = UNREADABLE, STRANGE, UNREADABLE
 
     def __init__(self, snapshot: StoreSnapshot) -> None:
-        self.rows: LevelRows = snapshot.level_rows
+        self.rows = snapshot.level_rows
         super().__init__(snapshot, self.rows.commit_log_offset, self.rows.size_bytes)
         self.tallies: dict[tuple[FindingRule, int], Tally] = {}
         self.retries = Tally()

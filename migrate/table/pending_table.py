@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import is_directory, is_present
@@ -166,11 +166,23 @@ class PendingRows:
 
     @classmethod
     def joined(cls, parts: Sequence["PendingRows"]) -> "PendingRows":
-        """The rows of several engines, of which at most one is a wheel."""
+        """The rows of several queues or engines, of which at most one is a wheel."""
+        parts = [NO_ROWS, *parts]
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
         }
         return cls(**columns, precision_ms=max(part.precision_ms for part in parts))
+
+    @classmethod
+    def of_levels(cls, backlog: LevelBacklog) -> "PendingRows":
+        """The pending messages of all levels."""
+        return cls(
+            level=backlog.level.astype(np.int16, copy=False),
+            commit_log_offset=backlog.commit_log_offset.astype(np.int64, copy=False),
+            size_bytes=backlog.size_bytes.astype(np.int32, copy=False),
+            due_ms=backlog.due_ms.astype(np.int64, copy=False),
+            queue_offset=backlog.queue_offset.astype(np.int64, copy=False),
+        )
 
     def ranges(self) -> Iterator["PendingRows"]:
         """The rows cut into runs that one task reads."""
@@ -186,7 +198,9 @@ class PendingRows:
     def packed(self) -> tuple[int, int, bytes]:
         """Count, precision, and the columns compressed: neighbours differ by little."""
         columns = (self.commit_log_offset, self.due_ms, self.size_bytes, self.level)
-        steps = [np.diff(column.astype(np.int64), prepend=0).tobytes() for column in columns]
+        steps = [
+            np.diff(column.astype(np.int64, copy=False), prepend=0).tobytes() for column in columns
+        ]
         return len(self), self.precision_ms, zlib.compress(b"".join(steps), 1)
 
     @classmethod
@@ -196,11 +210,18 @@ class PendingRows:
         steps = np.frombuffer(zlib.decompress(data), np.int64).reshape(4, count)
         offsets, due_ms, sizes, levels = np.cumsum(steps, axis=1)
         return cls(
-            levels.astype(np.int16), offsets.copy(), sizes.astype(np.int32), due_ms, precision_ms
+            levels.astype(np.int16, copy=False),
+            offsets.copy(),
+            sizes.astype(np.int32),
+            due_ms,
+            precision_ms,
         )
 
 
 _COLUMNS = [field.name for field in attrs.fields(PendingRows) if field.name != "precision_ms"]
+NO_ROWS = PendingRows(
+    np.empty(0, np.int16), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+)
 
 
 def pending_rows(
@@ -236,7 +257,7 @@ def pending_rows(
 
 def level_column(levels: NDArray[np.int16]) -> pa.Array:
     """The column ``level``: null on a wheel, and in a time index."""
-    return pa.array(levels.astype(np.int32), mask=levels <= ON_WHEEL)
+    return pa.array(levels.astype(np.int32, copy=False), mask=levels <= ON_WHEEL)
 
 
 def rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
@@ -254,7 +275,7 @@ def _time_index_rows(store: StoreRoot) -> PendingRows:
     return PendingRows(
         level=np.full(len(units), IN_TIME_INDEX, np.int16),
         commit_log_offset=units.offsets,
-        size_bytes=units.sizes.astype(np.int32),
+        size_bytes=units.sizes.astype(np.int32, copy=False),
         due_ms=units.due_ms,
     )
 
@@ -269,19 +290,12 @@ def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         level_table=table,
         after_crash=options.after_crash,
     )
-    return PendingRows(
-        level=backlog.level.astype(np.int16),
-        commit_log_offset=backlog.commit_log_offset.astype(np.int64),
-        size_bytes=backlog.size_bytes.astype(np.int32),
-        due_ms=backlog.due_ms.astype(np.int64),
-        queue_offset=backlog.queue_offset.astype(np.int64),
-    )
+    return PendingRows.of_levels(backlog)
 
 
 def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
     if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
-        none = np.empty(0, np.int64)
-        return PendingRows(none.astype(np.int16), none, none.astype(np.int32), none)
+        return NO_ROWS
     wheel = read_wheel_store(
         store,
         now_ms=options.now_ms,
@@ -295,7 +309,7 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
     return PendingRows(
         level=np.full(len(timers), ON_WHEEL, np.int16),
         commit_log_offset=timers.commit_log_offset,
-        size_bytes=timers.size_bytes.astype(np.int32),
+        size_bytes=timers.size_bytes.astype(np.int32, copy=False),
         due_ms=timers.slot_time_ms + wheel.precision_ms,
         precision_ms=wheel.precision_ms,
         is_roll=timers.is_roll,
