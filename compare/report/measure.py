@@ -33,6 +33,11 @@ _BUCKET_CHOICES_MS = (
 )  # fmt: skip
 
 
+_SPEEDS = ("put_per_second", "drain_per_second", "through_per_second")
+_MOST = ("peak_memory_bytes", "peak_private_bytes", "bytes_on_disk")
+_WRONG = ("early", "missing", "duplicates")
+
+
 @attrs.frozen(eq=False)
 class Account:
     """What became of each message, a row each. ``first_seen_ms`` and ``first_stored_ms`` are those
@@ -103,11 +108,10 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
     drained = int(seen.rounds.counts.sum()) or len(seen.delivered or ())
     after_promise = Lateness.of(after_promise_ms)
     figures = _round(costs, taken, drained, after_promise)
+    shared = ("cpu_percent", "peak_memory_bytes", "bytes_on_disk", *_SPEEDS)
     return EngineResult(
         name=name,
-        put_per_second=figures.put_per_second,
-        drain_per_second=figures.drain_per_second,
-        through_per_second=figures.through_per_second,
+        **{each: getattr(figures, each) for each in shared},
         lateness_ms=Lateness.of(late_ms),
         lateness_after_promise_ms=after_promise,
         early=int(messages.was_early.sum()),
@@ -117,10 +121,7 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
         taken=taken,
         delivered=delivered,
         woken=int(np.count_nonzero(seen.rounds.counts)),
-        cpu_percent=figures.cpu_percent,
-        peak_memory_bytes=costs.peak_memory_bytes,
         peak_private_bytes=max(seen.usage.memory_bytes, default=0),
-        bytes_on_disk=costs.bytes_on_disk,
         lateness_curve=LatenessCurve.of(late_ms),
         lateness_after_promise_curve=LatenessCurve.of(after_promise_ms),
         traffic=_traffic(workload, seen, messages, once),
@@ -176,18 +177,15 @@ def of_rounds(runs: Sequence[EngineResult], warming: int = 0) -> EngineResult:
     results = runs[warming:]
     rounds = tuple(figures for result in results for figures in result.rounds)
     ranked = sorted(results, key=lambda result: _middle_lateness(result.lateness_ms))
+    merged: dict[str, Any] = {
+        **{name: _middle([getattr(figures, name) for figures in rounds]) for name in _SPEEDS},
+        **{name: max(getattr(each, name) for each in results) for name in _MOST},
+        **{name: max(getattr(each, name) for each in runs) for name in _WRONG},
+    }
     return attrs.evolve(
         ranked[len(ranked) // 2],
-        put_per_second=_middle([figures.put_per_second for figures in rounds]),
-        drain_per_second=_middle([figures.drain_per_second for figures in rounds]),
-        through_per_second=_middle([figures.through_per_second for figures in rounds]),
+        **merged,
         cpu_percent=statistics.median(figures.cpu_percent for figures in rounds),
-        peak_memory_bytes=max(figures.peak_memory_bytes for figures in rounds),
-        early=max(result.early for result in runs),
-        missing=max(result.missing for result in runs),
-        duplicates=max(result.duplicates for result in runs),
-        peak_private_bytes=max(result.peak_private_bytes for result in results),
-        bytes_on_disk=max(result.bytes_on_disk for result in results),
         rounds=rounds,
         warming_rounds=tuple(figures for run in runs[:warming] for figures in run.rounds),
         faults=tuple(

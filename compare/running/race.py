@@ -187,7 +187,9 @@ class _RunningRace:
         try:
             seen = self._entrants[name].run(workload_file, self._settings, store, self._progress)
             self._progress(f"{name}: reading what was delivered", 0, 0)
-            seen = _with_deliveries(seen, store, race.workload)
+            if seen.delivered is None:
+                delivered = read_delivered(store, race.workload.topics)
+                seen = attrs.evolve(seen, delivered=delivered)
         except (TargetError, SourceError):
             raise  # the place is at fault, and would be for the others
         except DelayStoreError as error:
@@ -201,12 +203,6 @@ class _RunningRace:
                 remove(store)
         self.accounts[name], self.seen[name] = account(race.workload, seen), seen
         self.results[name].append(measure(name, race.workload, seen, self.accounts[name]))
-
-
-def _with_deliveries(seen: Observation, store: Path, workload: Workload) -> Observation:
-    if seen.delivered is not None:
-        return seen
-    return attrs.evolve(seen, delivered=read_delivered(store, workload.topics))
 
 
 def needed_bytes(race: Race, entrants: Mapping[str, Entrant] = ENTRANTS) -> int:
