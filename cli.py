@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``delaywheel``, also as ``python -m cli``; and the exit codes that it ends with."""
 
-from delaywheel.terminal.main import (
+from delaywheel.terminal.main import main
+from delaywheel.terminal.verb import (
     DONE,
     EXIT_CODES,
     FINDINGS,
@@ -11,7 +12,6 @@ from delaywheel.terminal.main import (
     TARGET_UNWRITABLE,
     USAGE,
     exit_code,
-    main,
 )
 
 __all__ = ["DONE", "EXIT_CODES", "FINDINGS", "INTERRUPTED", "SOURCE_UNREADABLE"]

@@ -81,45 +81,13 @@ _ENGINES = {
     "time-index": "TimeIndexStore",
 }
 
-__all__ = [
-    "AfterMs",
-    "AtLevel",
-    "AtMs",
-    "BatchReceipt",
-    "Cancellation",
-    "Clock",
-    "ConsumerGroup",
-    "DelayLevels",
-    "DelayStore",
-    "Delivered",
-    "Deliveries",
-    "Event",
-    "Finding",
-    "HierarchicalWheelStore",
-    "LevelStore",
-    "ManualClock",
-    "MemoryStore",
-    "Message",
-    "MessageBatch",
-    "MessageState",
-    "Pending",
-    "Receipt",
-    "Received",
-    "SystemClock",
-    "TimeIndexStore",
-    "TraceStep",
-    "WheelStore",
-    "__version__",
-    "cancel_by_key",
-    "consumer_group",
-    "errors",
-    "find_receipts",
-    "message_state",
-    "open_store",
-    "run_consumers",
-    "run_store",
-    "trace_message",
-]
+__all__ = ["AfterMs", "AtLevel", "AtMs", "BatchReceipt", "Cancellation", "Clock"]
+__all__ += ["ConsumerGroup", "DelayLevels", "DelayStore", "Delivered", "Deliveries", "Event"]
+__all__ += ["Finding", "HierarchicalWheelStore", "LevelStore", "ManualClock", "MemoryStore"]
+__all__ += ["Message", "MessageBatch", "MessageState", "Pending", "Receipt", "Received"]
+__all__ += ["SystemClock", "TimeIndexStore", "TraceStep", "WheelStore", "__version__"]
+__all__ += ["cancel_by_key", "consumer_group", "errors", "find_receipts", "message_state"]
+__all__ += ["open_store", "run_consumers", "run_store", "trace_message"]
 
 
 def open_store(

@@ -33,7 +33,7 @@ from migrate.report.finished_target import finished_before, refuse_file
 from migrate.report.html import write_html_report
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
-from migrate.source.replicas import find_replicas, same_broker
+from migrate.source.members import find_replicas, same_broker
 from migrate.spark.cluster import attempts_elsewhere, core_count, has_ended
 from migrate.spark.tasks import SMALL_STORES, convert_stores
 from migrate.write.staging import TargetBusyError, knows_locks

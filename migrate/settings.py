@@ -129,32 +129,25 @@ class TargetSettings:
 
         ``precision_ms`` must agree with the configuration. Raises SourceError otherwise.
         """
-        stated = "timerPrecisionMs" in conf
-        precision = snap_precision(
-            positive_number(conf, "timerPrecisionMs", precision_ms or DEFAULT_PRECISION_MS)
-        )
-        if precision_ms is not None and stated and precision != precision_ms:
+
+        def number(key: str, default: int) -> int:
+            return positive_number(conf, key, default)
+
+        precision = snap_precision(number("timerPrecisionMs", precision_ms or DEFAULT_PRECISION_MS))
+        if precision_ms is not None and "timerPrecisionMs" in conf and precision != precision_ms:
             raise SourceError(
                 f"--precision-ms {precision_ms} and timerPrecisionMs={precision} of the target's"
                 " configuration disagree: a broker with another precision would lose every message"
             )
-        queue_bytes = positive_number(conf, "mappedFileSizeConsumeQueue", QUEUE_FILE_BYTES)
+        queue_bytes = number("mappedFileSizeConsumeQueue", QUEUE_FILE_BYTES)
         return cls(
             precision_ms=precision,
-            roll_window_slots=positive_number(
-                conf, "timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS
-            ),
-            commit_log_file_bytes=positive_number(
-                conf, "mappedFileSizeCommitLog", COMMIT_LOG_FILE_BYTES
-            ),
+            roll_window_slots=number("timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS),
+            commit_log_file_bytes=number("mappedFileSizeCommitLog", COMMIT_LOG_FILE_BYTES),
             queue_file_bytes=-(-queue_bytes // QUEUE_UNIT.size) * QUEUE_UNIT.size,
-            timer_log_file_bytes=positive_number(
-                conf, "mappedFileSizeTimerLog", TIMER_LOG_FILE_BYTES
-            ),
-            max_message_bytes=positive_number(conf, "maxMessageSize", 0)
-            if "maxMessageSize" in conf
-            else None,
-            retention_hours=positive_number(conf, "fileReservedTime", DEFAULT_RETENTION_HOURS),
+            timer_log_file_bytes=number("mappedFileSizeTimerLog", TIMER_LOG_FILE_BYTES),
+            max_message_bytes=number("maxMessageSize", 0) or None,
+            retention_hours=number("fileReservedTime", DEFAULT_RETENTION_HOURS),
         )
 
     @property

@@ -5,7 +5,8 @@ The same code for every engine. What was delivered is what stands in the topics.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -30,6 +31,11 @@ _BUCKET_CHOICES_MS = (
     10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000,
     600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000,
 )  # fmt: skip
+
+
+_SPEEDS = ("put_per_second", "drain_per_second", "through_per_second")
+_MOST = ("peak_memory_bytes", "peak_private_bytes", "bytes_on_disk")
+_WRONG = ("early", "missing", "duplicates")
 
 
 @attrs.frozen(eq=False)
@@ -102,11 +108,10 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
     drained = int(seen.rounds.counts.sum()) or len(seen.delivered or ())
     after_promise = Lateness.of(after_promise_ms)
     figures = _round(costs, taken, drained, after_promise)
+    shared = ("cpu_percent", "peak_memory_bytes", "bytes_on_disk", *_SPEEDS)
     return EngineResult(
         name=name,
-        put_per_second=figures.put_per_second,
-        drain_per_second=figures.drain_per_second,
-        through_per_second=figures.through_per_second,
+        **{each: getattr(figures, each) for each in shared},
         lateness_ms=Lateness.of(late_ms),
         lateness_after_promise_ms=after_promise,
         early=int(messages.was_early.sum()),
@@ -116,10 +121,7 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
         taken=taken,
         delivered=delivered,
         woken=int(np.count_nonzero(seen.rounds.counts)),
-        cpu_percent=figures.cpu_percent,
-        peak_memory_bytes=costs.peak_memory_bytes,
         peak_private_bytes=max(seen.usage.memory_bytes, default=0),
-        bytes_on_disk=costs.bytes_on_disk,
         lateness_curve=LatenessCurve.of(late_ms),
         lateness_after_promise_curve=LatenessCurve.of(after_promise_ms),
         traffic=_traffic(workload, seen, messages, once),
@@ -175,18 +177,15 @@ def of_rounds(runs: Sequence[EngineResult], warming: int = 0) -> EngineResult:
     results = runs[warming:]
     rounds = tuple(figures for result in results for figures in result.rounds)
     ranked = sorted(results, key=lambda result: _middle_lateness(result.lateness_ms))
+    merged: dict[str, Any] = {
+        **{name: _middle([getattr(figures, name) for figures in rounds]) for name in _SPEEDS},
+        **{name: max(getattr(each, name) for each in results) for name in _MOST},
+        **{name: max(getattr(each, name) for each in runs) for name in _WRONG},
+    }
     return attrs.evolve(
         ranked[len(ranked) // 2],
-        put_per_second=_middle([figures.put_per_second for figures in rounds]),
-        drain_per_second=_middle([figures.drain_per_second for figures in rounds]),
-        through_per_second=_middle([figures.through_per_second for figures in rounds]),
+        **merged,
         cpu_percent=statistics.median(figures.cpu_percent for figures in rounds),
-        peak_memory_bytes=max(figures.peak_memory_bytes for figures in rounds),
-        early=max(result.early for result in runs),
-        missing=max(result.missing for result in runs),
-        duplicates=max(result.duplicates for result in runs),
-        peak_private_bytes=max(result.peak_private_bytes for result in results),
-        bytes_on_disk=max(result.bytes_on_disk for result in results),
         rounds=rounds,
         warming_rounds=tuple(figures for run in runs[:warming] for figures in run.rounds),
         faults=tuple(
@@ -212,44 +211,22 @@ def _middle(values: Sequence[float | None]) -> float | None:
 
 
 OTHER_TIMES = "other times"
-_Columns = list[Account]
-_Rows = NDArray[np.bool_]
 
 
-def _differ(columns: list[Int64s]) -> _Rows:
-    return np.asarray(np.any([column != columns[0] for column in columns[1:]], axis=0))
+def _differing(accounts: Sequence[Account]) -> dict[str, NDArray[np.bool_]]:
+    """Which messages engines treated differently, by the kind of difference, the graver first."""
 
+    def of_all(name: str) -> NDArray[Any]:
+        return np.stack([getattr(each, name) for each in accounts])
 
-def _some_only(accounts: _Columns) -> _Rows:
-    everywhere = np.all([each.taken for each in accounts], axis=0)
-    return np.asarray(everywhere & np.any([each.count == 0 for each in accounts], axis=0))
-
-
-def _repeated(accounts: _Columns) -> _Rows:
-    return np.asarray(np.any([each.repeats > 0 for each in accounts], axis=0))
-
-
-def _early(accounts: _Columns) -> _Rows:
-    return np.asarray(np.any([each.was_early for each in accounts], axis=0))
-
-
-def _other_times(accounts: _Columns) -> _Rows:
-    came = np.all([each.count > 0 for each in accounts], axis=0)
-    return np.asarray(came & _differ([each.first_stored_ms for each in accounts]))
-
-
-def _taken_by_some(accounts: _Columns) -> _Rows:
-    return _differ([each.taken.astype(np.int64) for each in accounts])
-
-
-KINDS: dict[str, Callable[[_Columns], _Rows]] = {
-    "delivered by some only": _some_only,
-    "repeated": _repeated,
-    "early": _early,
-    "taken by some only": _taken_by_some,
-    OTHER_TIMES: _other_times,
-}
-"""The graver kind is looked for first."""
+    taken, came, stored_ms = of_all("taken"), of_all("count") > 0, of_all("first_stored_ms")
+    return {
+        "delivered by some only": taken.all(axis=0) & ~came.all(axis=0),
+        "repeated": (of_all("repeats") > 0).any(axis=0),
+        "early": of_all("was_early").any(axis=0),
+        "taken by some only": taken.any(axis=0) & ~taken.all(axis=0),
+        OTHER_TIMES: came.all(axis=0) & (stored_ms != stored_ms[0]).any(axis=0),
+    }
 
 
 def first_difference(
@@ -266,11 +243,9 @@ def first_difference(
     """
     if len(accounts) < 2:
         return None
-    for kind, find in KINDS.items():
-        if kind == OTHER_TIMES and not with_times:
-            continue
-        rows = np.flatnonzero(find(list(accounts.values())))
-        if len(rows):
+    for kind, differs in _differing([*accounts.values()]).items():
+        rows = np.flatnonzero(differs)
+        if len(rows) and (with_times or kind != OTHER_TIMES):
             number = int(rows[0])
             return FirstDifference(
                 kind=kind,

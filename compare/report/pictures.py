@@ -83,10 +83,7 @@ def draw_lateness(engines: Sequence[EngineResult]) -> str:
         most = max((engine.delivered for engine in engines), default=0)
         titles = ("after the time asked for", "after the time promised")
         for axes, title, name in zip(
-            (left, right),
-            titles,
-            ("lateness_curve", "lateness_after_promise_curve"),
-            strict=True,
+            (left, right), titles, ("lateness_curve", "lateness_after_promise_curve"), strict=True
         ):
             for number, engine in enumerate(engines):
                 _draw_curve(axes, getattr(engine, name), most, _line_of(number, engine), engine)

@@ -114,8 +114,8 @@ class Opening:
     """
 
     waiting: int
-    open_s: float
-    read_bytes: int
+    open_s: float = 0.0
+    read_bytes: int = 0
     first_messages: int = 0
     first_s: float = 0.0
     first_read_bytes: int = 0

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.interface.delay_store import DelayStore
 from message_store.writing.settings import StoreSettings
 
+OpenStore = Callable[[Path, Clock, RaceSettings], DelayStore]
 _DECADE_MS = 3_653 * 86_400_000
 
 
@@ -39,49 +41,18 @@ def _of_wheels(settings: RaceSettings) -> dict[str, Any]:
     }
 
 
-def open_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
-    """The delay levels: a free delay is rounded up to the next level, a longer one refused."""
-    from legacy_levels import LevelStore
+def _opener(module: str, name: str, how: Callable[[RaceSettings], dict[str, Any]]) -> OpenStore:
+    """Opens stores of a class, which is loaded with the first: that takes its time."""
 
-    return LevelStore.open(path, clock=clock, **_of_levels(settings))
+    def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+        Store = getattr(import_module(module), name)
+        store: DelayStore = Store.open(path, clock=clock, **how(settings))
+        return store
 
-
-def open_reference_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
-    """ScheduleMessageService in plain Python: the levels by a broker's rules, one by one."""
-    from legacy_levels.reference.store import ReferenceLevelStore
-
-    return ReferenceLevelStore.open(path, clock=clock, **_of_levels(settings))
+    return open_store
 
 
-def open_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
-    """The timer wheel."""
-    from timer_wheel import WheelStore
-
-    return WheelStore.open(path, clock=clock, **_of_wheels(settings))
-
-
-def open_hierarchy(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
-    """The hierarchical wheel, with promises as wide as the wheel's slots."""
-    from timer_wheel import HierarchicalWheelStore
-
-    return HierarchicalWheelStore.open(path, clock=clock, **_of_wheels(settings))
-
-
-def open_time_index(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
-    """The time index, whose promises are to the millisecond."""
-    from time_index import TimeIndexStore
-
-    return TimeIndexStore.open(path, clock=clock, settings=_store_settings(settings))
-
-
-def open_reference_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
-    """RocketMQ's algorithm of the timer wheel, one message at a time."""
-    from timer_wheel.reference.store import ReferenceWheelStore
-
-    return ReferenceWheelStore.open(path, clock=clock, **_of_wheels(settings))
-
-
-def open_memory(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+def _open_memory(_path: Path, clock: Clock, _settings: RaceSettings) -> DelayStore:
     """The model in memory: nothing on the disk, nothing left after a kill."""
     from message_store.memory.store import MemoryStore
 
@@ -96,19 +67,28 @@ def _lacks_nothing() -> str | None:
 class Engine:
     """One engine. ``lacks`` says in a sentence what it needs and this machine does not have."""
 
-    open_store: Callable[[Path, Clock, RaceSettings], DelayStore]
+    open_store: OpenStore
     has_files: bool = True
     lacks: Callable[[], str | None] = _lacks_nothing
 
 
 ENGINES: dict[str, Engine] = {
-    "levels": Engine(open_levels),
-    "wheel": Engine(open_wheel),
-    "hierarchy": Engine(open_hierarchy),
-    "time-index": Engine(open_time_index),
-    "reference-levels": Engine(open_reference_levels),
-    "reference-wheel": Engine(open_reference_wheel),
-    "memory": Engine(open_memory, has_files=False),
+    # A free delay is rounded up to the next level, a longer one refused.
+    "levels": Engine(_opener("legacy_levels", "LevelStore", _of_levels)),
+    "wheel": Engine(_opener("timer_wheel", "WheelStore", _of_wheels)),
+    # With promises as wide as the wheel's slots.
+    "hierarchy": Engine(_opener("timer_wheel", "HierarchicalWheelStore", _of_wheels)),
+    "time-index": Engine(
+        _opener("time_index", "TimeIndexStore", lambda how: {"settings": _store_settings(how)})
+    ),
+    # RocketMQ's algorithms in plain Python, one message at a time.
+    "reference-levels": Engine(
+        _opener("legacy_levels.reference.store", "ReferenceLevelStore", _of_levels)
+    ),
+    "reference-wheel": Engine(
+        _opener("timer_wheel.reference.store", "ReferenceWheelStore", _of_wheels)
+    ),
+    "memory": Engine(_open_memory, has_files=False),
 }
 
 

@@ -73,18 +73,11 @@ class PythonEntrant:
         return run_in_process(self.name, workload_file, settings, store, progress)
 
 
-ENTRANTS: dict[str, Entrant] = {
-    **{name: PythonEntrant(name) for name in ENGINES},
-    **JAVA_ENTRANTS,
-}
+ENTRANTS: dict[str, Entrant] = {**{name: PythonEntrant(name) for name in ENGINES}, **JAVA_ENTRANTS}
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
     """For whoever does not want to hear how far it is."""
-
-
-def do_nothing() -> None:
-    """Before each run, unless something is asked for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +96,7 @@ class Race:
     warming: int = 0
     keeps_stores: bool = False
     command: str = ""
-    before_each: Callable[[], None] = do_nothing
+    before_each: Callable[[], None] = lambda: None
 
     @property
     def rounds(self) -> int:
@@ -124,9 +117,7 @@ class Race:
 
 
 def run_race(
-    race: Race,
-    progress: Progress = no_progress,
-    entrants: Mapping[str, Entrant] = ENTRANTS,
+    race: Race, progress: Progress = no_progress, entrants: Mapping[str, Entrant] = ENTRANTS
 ) -> RaceResults:
     """Run it. With several rounds the engines take turns, and turns at going first.
 
@@ -196,7 +187,9 @@ class _RunningRace:
         try:
             seen = self._entrants[name].run(workload_file, self._settings, store, self._progress)
             self._progress(f"{name}: reading what was delivered", 0, 0)
-            seen = _with_deliveries(seen, store, race.workload)
+            if seen.delivered is None:
+                delivered = read_delivered(store, race.workload.topics)
+                seen = attrs.evolve(seen, delivered=delivered)
         except (TargetError, SourceError):
             raise  # the place is at fault, and would be for the others
         except DelayStoreError as error:
@@ -210,12 +203,6 @@ class _RunningRace:
                 remove(store)
         self.accounts[name], self.seen[name] = account(race.workload, seen), seen
         self.results[name].append(measure(name, race.workload, seen, self.accounts[name]))
-
-
-def _with_deliveries(seen: Observation, store: Path, workload: Workload) -> Observation:
-    if seen.delivered is not None:
-        return seen
-    return attrs.evolve(seen, delivered=read_delivered(store, workload.topics))
 
 
 def needed_bytes(race: Race, entrants: Mapping[str, Entrant] = ENTRANTS) -> int:

@@ -60,50 +60,36 @@ def clear_the_way(where: Path, kind: str) -> None:
 
 @attrs.define(eq=False)
 class Reopening:
-    """The stopwatch of one opening. It is over with the first delivery."""
+    """The stopwatch of one opening, and what it cost so far. It is over with the first delivery."""
 
-    waiting: int
-    _open_s: float = 0.0
-    _read_bytes: int = 0
+    opening: Opening
     _read_before: int = attrs.field(factory=read_from_disk_bytes)
-    _first_messages: int = 0
-    _first_s: float = 0.0
-    _first_read_bytes: int = 0
+    _spent_s: float = 0.0
 
     def timed(self, open_store: Callable[[], DelayStore]) -> tuple[DelayStore, int | None]:
         """Open it; the store, and what is due next."""
         started = stopwatch_s()
         store = open_store()
         due_ms = store.next_due_ms()
-        self._open_s = stopwatch_s() - started
-        self._read_bytes = self._newly_read()
+        open_s = stopwatch_s() - started
+        self.opening = attrs.evolve(self.opening, open_s=open_s, read_bytes=self._newly_read())
         return store, due_ms
 
     def advanced(self, took_s: float, count: int) -> None:
         """A call of ``advance`` came back with so many deliveries."""
-        if self._first_messages:
-            return
-        self._first_s += took_s
-        if count:
-            self._first_messages = count
-            self._first_read_bytes = self._newly_read()
+        self._spent_s += took_s
+        if count and not self.opening.first_messages:
+            self.opening = attrs.evolve(
+                self.opening,
+                first_messages=count,
+                first_s=self._spent_s,
+                first_read_bytes=self._newly_read(),
+            )
 
     def _newly_read(self) -> int:
         read = read_from_disk_bytes()
         self._read_before, newly = read, read - self._read_before
         return newly
-
-    @property
-    def opening(self) -> Opening:
-        """What it cost so far."""
-        return Opening(
-            waiting=self.waiting,
-            open_s=self._open_s,
-            read_bytes=self._read_bytes,
-            first_messages=self._first_messages,
-            first_s=self._first_s if self._first_messages else 0.0,
-            first_read_bytes=self._first_read_bytes,
-        )
 
 
 LOOK_EVERY_MS = 1_000
@@ -349,7 +335,8 @@ class VirtualRun:
         end_store(self.store, KILL if self._is_stalled else kind)
         del self.store
         clear_the_way(self.watch.where, kind)
-        self._reopening = Reopening(self.watch.taken - self.watch.delivered)
+        waiting = self.watch.taken - self.watch.delivered
+        self._reopening = Reopening(Opening(waiting=waiting))
         self.store, self._due_ms = self._reopening.timed(lambda: self.open_store(self.clock))
         self._was_put, self._is_stalled = False, False
         if self._full:

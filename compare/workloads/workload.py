@@ -75,10 +75,7 @@ class Workload:
         """The same messages, everything as much later or earlier."""
         by_ms = start_ms - self.start_ms
         return attrs.evolve(
-            self,
-            start_ms=start_ms,
-            arrival_ms=self.arrival_ms + by_ms,
-            due_ms=self.due_ms + by_ms,
+            self, start_ms=start_ms, arrival_ms=self.arrival_ms + by_ms, due_ms=self.due_ms + by_ms
         )
 
     def facts(self) -> WorkloadFacts:

@@ -5,18 +5,7 @@ Results go to stdout, progress and warnings to stderr. What brings Spark or comp
 imported inside the verbs, so that ``delaywheel --help`` answers at once.
 """
 
-from delaywheel.terminal.verb import (
-    DONE,
-    EXIT_CODES,
-    FINDINGS,
-    INTERRUPTED,
-    SOURCE_UNREADABLE,
-    STOPPED_BY_POLICY,
-    TARGET_UNWRITABLE,
-    USAGE,
-    exit_code,
-    main,
-)
+from delaywheel.terminal.verb import main
 from delaywheel.terminal.verbs import (  # noqa: F401  an import makes their verbs commands of main
     changes,
     check,
@@ -28,20 +17,8 @@ from delaywheel.terminal.verbs import (  # noqa: F401  an import makes their ver
     groups,
     life,
     look,
-    plain,
     samples,
     verify,
 )
 
-__all__ = [
-    "DONE",
-    "EXIT_CODES",
-    "FINDINGS",
-    "INTERRUPTED",
-    "SOURCE_UNREADABLE",
-    "STOPPED_BY_POLICY",
-    "TARGET_UNWRITABLE",
-    "USAGE",
-    "exit_code",
-    "main",
-]
+__all__ = ["main"]

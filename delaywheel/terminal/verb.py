@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from message_store.base.clock import stopwatch_s
 from message_store.base.errors import DelayStoreError, RefusedStoresError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from delaywheel.terminal.render.output import Output
+    from delaywheel.terminal.render.progress import StageProgress
 
 DONE = 0
 """Everything asked for was done, and nothing is wrong."""
@@ -35,6 +39,9 @@ STOPPED_BY_POLICY = 5
 """Messages would have been left behind: bad records, or a wheel that is not empty."""
 INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM; the same conversion continues."""
+
+Settings = tuple[tuple[str, str], ...]
+"""What a command was told of Spark: names and values."""
 
 NO_STDOUT = "standard output is closed"
 
@@ -267,3 +274,21 @@ def _compiling() -> str | None:
             " directory of yours that is writable"
         )
     return "compiling kernels, which the first run of a verb does; it takes some seconds"
+
+
+@contextmanager
+def started_spark(
+    progress: "StageProgress", master: str | None, conf: Settings
+) -> Iterator[tuple["SparkSession | None", float]]:
+    """A session, and the seconds that it took to start; none without a master: the work is done in
+    this process then.
+    """
+    if master is None:
+        yield None, 0.0
+        return
+    from migrate.spark.session import spark_session
+
+    started_s = stopwatch_s()
+    progress.say("starting Spark")
+    with spark_session(master, dict(conf)) as spark:
+        yield spark, stopwatch_s() - started_s

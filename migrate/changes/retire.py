@@ -143,7 +143,9 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
         lock = root.take_lock()
         try:
             with telling_of_half_a_change(root):
-                return _execute(root, target, conversion)
+                _finish_begun(root)
+                report, backlog = _plan(root, target, conversion, DONE)
+                return _move_offsets(root, report, backlog.offsets)
         finally:
             lock.release()
 
@@ -282,12 +284,6 @@ def _plan_other(
     return report, offsets
 
 
-def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> RetireReport:
-    _finish_begun(root)
-    report, backlog = _plan(root, target, conversion, DONE)
-    return _move_offsets(root, report, backlog.offsets)
-
-
 def _finish_begun(root: StoreRoot) -> None:
     if change := _begun(root):
         put_offsets(root, change)
@@ -387,14 +383,19 @@ def _plan(
             continue
         _require_same(root, target, counts, level_report)
         moving.append(RetiredLevel(**{name: getattr(level_report, name) for name in _RETIRED}))
-    report = RetireReport(
+    return _report(root, target, state, moving, stays), backlog
+
+
+def _report(
+    root: StoreRoot, target: Path, state: str, moving: list[RetiredLevel], stays: dict[int, int]
+) -> RetireReport:
+    return RetireReport(
         source=str(root.path),
         target=str(target),
         state=state if moving else NOTHING,
         levels=tuple(moving),
         stays={level: pending for level, pending in stays.items() if pending},
     )
-    return report, backlog
 
 
 def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) -> None:

@@ -3,16 +3,13 @@
 
 from collections.abc import Iterator
 
-import attrs
-
-from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
+from message_store.base.errors import DelayStoreError, FormatError
 from message_store.base.printable import counted
 from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import read_small_file
-from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
-from message_store.interface.finding_rules import FindingRule, error, info, warning
-from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot
+from message_store.interface.finding_rules import error, info, warning
+from migrate.check.snapshot import ACTS_AS_MASTER, StoreSnapshot, whole_number
 from migrate.source.members import member_state
 from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
@@ -104,20 +101,12 @@ METRICS_DAMAGED = warning(
 )
 
 
-@attrs.frozen
-class _Limit:
-    """A setting in percent, what it is unless set, and what is to be said above it."""
-
-    setting: str
-    percent: int
-    rule: FindingRule
-
-
 _DISK_LIMITS = (
-    _Limit("diskSpaceWarningLevelRatio", 90, DISK_REFUSES),
-    _Limit("diskSpaceCleanForciblyRatio", 85, DISK_FORCES),
-    _Limit("diskMaxUsedSpaceRatio", 75, DISK_CLEANS),
+    ("diskSpaceWarningLevelRatio", 90, DISK_REFUSES),
+    ("diskSpaceCleanForciblyRatio", 85, DISK_FORCES),
+    ("diskMaxUsedSpaceRatio", 75, DISK_CLEANS),
 )
+"""Settings in percent, what each is unless set, and what is to be said above it."""
 
 
 def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
@@ -146,20 +135,13 @@ def check_disk(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """
     stated = snapshot.options.disk_used
     ratio = used_ratio(snapshot.root.path) if stated is None else stated
-    for limit in _DISK_LIMITS:
-        percent = _percent(snapshot.options.conf.get(limit.setting), limit.percent)
+    for setting, default, rule in _DISK_LIMITS:
+        percent = whole_number(snapshot.options.conf.get(setting)) or default
+        percent = percent if 0 < percent <= 100 else default
         if ratio * 100 >= percent:
-            problem = f"the disk is {ratio:.0%} full; {limit.setting} is {percent} %"
-            yield limit.rule.at(snapshot.root.path, problem)
+            problem = f"the disk is {ratio:.0%} full; {setting} is {percent} %"
+            yield rule.at(snapshot.root.path, problem)
             return
-
-
-def _percent(text: str | None, default: int) -> int:
-    try:
-        value = default if text is None else parse_long(text)
-    except BadFieldError:
-        return default
-    return value if 0 < value <= 100 else default
 
 
 def check_switches(snapshot: StoreSnapshot) -> Iterator[Finding]:

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.base.errors import DelayStoreError
 from message_store.base.printable import printable
-from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, warning
-from migrate.check.snapshot import StoreSnapshot
+from migrate.check.snapshot import StoreSnapshot, whole_number
 from timer_wheel.format.timer_log import FLAG_DELETE, TimerUnits
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.delete_markers import (
@@ -135,7 +134,4 @@ def needless_entries(
 
 def out_ms_of(record: StoredMessage) -> int | None:
     """The TIMER_OUT_MS of a record; None if it is none."""
-    try:
-        return parse_long(record.properties.get(TIMER_OUT_MS, ""))
-    except BadFieldError:
-        return None
+    return whole_number(record.properties.get(TIMER_OUT_MS))

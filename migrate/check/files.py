@@ -2,10 +2,9 @@
 """Files that stop a broker, or from which it loses messages: lengths, gaps, damage, topics."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from legacy_levels.backlog.log_tail import find_indexed_end
-from message_store.base.errors import BadFieldError
 from message_store.base.printable import counted, printable
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
@@ -23,13 +22,12 @@ from message_store.files.rocksdb.queues import queue_database
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.format.checkpoint import StoreCheckpoint
-from message_store.format.java_numbers import parse_long
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.writing.losses import cut_log
 from migrate.check.record_walk import EXAMPLES
-from migrate.check.snapshot import StoreSnapshot
+from migrate.check.snapshot import StoreSnapshot, whole_number
 from migrate.look.files import ROCKETMQ_4, file_rows, guess_format, row_faults
 from migrate.report.finished_target import WRITTEN_NAME
 from migrate.report.marker import CONVERSION_NAME
@@ -193,19 +191,12 @@ def _level_topic(snapshot: StoreSnapshot) -> Iterator[Finding]:
     entry = table.get(LEVEL_TOPIC) if isinstance(table, dict) else None
     if not isinstance(entry, dict):
         return
-    queues = _queue_count(entry)
+    value = entry.get("writeQueueNums")
+    queues = value if isinstance(value, int) else whole_number(str(value))
     levels = max([18, *snapshot.level_queues])
     if queues is not None and queues not in (18, levels):
         problem = f"{LEVEL_TOPIC} has {queues} queues"
         yield SYSTEM_TOPIC_CHANGED.at(f"config/{TOPICS}", problem)
-
-
-def _queue_count(entry: Mapping[str | int, object]) -> int | None:
-    value = entry.get("writeQueueNums")
-    try:
-        return value if isinstance(value, int) else parse_long(str(value))
-    except BadFieldError:
-        return None
 
 
 def check_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
@@ -234,7 +225,8 @@ def check_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
 def _beyond_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Records in no queue that lie before the log files which a starting broker reads."""
     segments, backlog = snapshot.log.segments, snapshot.backlog
-    read_files = _recovered_files(snapshot.options.conf)
+    stated = whole_number(snapshot.options.conf.get(RECOVERED_FILES_SETTING)) or 0
+    read_files = stated if stated > 0 else RECOVERED_FILES
     if len(segments) <= read_files:
         return
     first_seen = segments[-read_files].start_offset
@@ -247,14 +239,6 @@ def _beyond_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
         lost = int(((offsets >= indexed_end) & (offsets < first_seen)).sum())
         problem += f": {lost:,} of {counted(len(backlog), 'pending message')} before {first_seen:,}"
     yield TEN_FILES.at("commitlog", problem)
-
-
-def _recovered_files(conf: Mapping[str, str]) -> int:
-    try:
-        stated = parse_long(conf.get(RECOVERED_FILES_SETTING, str(RECOVERED_FILES)))
-    except BadFieldError:
-        return RECOVERED_FILES
-    return stated if stated > 0 else RECOVERED_FILES
 
 
 _UPDATE = (

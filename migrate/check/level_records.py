@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
-from message_store.base.errors import BadFieldError
 from message_store.base.printable import counted
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import StoredBatch
 from message_store.format import properties as names
-from message_store.format.java_numbers import INT_MAX, parse_long
+from message_store.format.java_numbers import INT_MAX
 from message_store.format.message import StoredMessage
 from message_store.format.timer_record_rules import queue_problem
 from message_store.interface.delay_store import Finding
@@ -24,7 +23,7 @@ from migrate.check.record_walk import (
     largest_record_bytes,
     undeliverable,
 )
-from migrate.check.snapshot import LevelRows, StoreSnapshot
+from migrate.check.snapshot import StoreSnapshot, whole_number
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from migrate.write.rewrite import growth_bytes, is_deliverable_topic
 
@@ -150,7 +149,7 @@ class _LevelRecords(RecordWalk):
     no_record, other_size, other_body = UNREADABLE, STRANGE, UNREADABLE
 
     def __init__(self, snapshot: StoreSnapshot) -> None:
-        self.rows: LevelRows = snapshot.level_rows
+        self.rows = snapshot.level_rows
         super().__init__(snapshot, self.rows.commit_log_offset, self.rows.size_bytes)
         self.tallies: dict[tuple[FindingRule, int], Tally] = {}
         self.retries = Tally()
@@ -237,15 +236,12 @@ class _LevelRecords(RecordWalk):
 
 
 def _of_delay(text: str | None, level: int) -> Iterator[tuple[FindingRule, str]]:
+    number = whole_number(text)
     if text is None:
         yield DELAY_DIFFERS, f"no {names.DELAY}"
-        return
-    try:
-        number = parse_long(text)
-    except BadFieldError:
+    elif number is None:
         yield DELAY_DIFFERS, f"{names.DELAY}={text[:32]!r}"
-        return
-    if number > max(LONGEST_LEVEL, level):
+    elif number > max(LONGEST_LEVEL, level):
         yield DELAY_RANGE, f"{names.DELAY}={number}"
     elif number != level:
         yield DELAY_DIFFERS, f"{names.DELAY}={number}"

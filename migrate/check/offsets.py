@@ -160,11 +160,8 @@ def check_offsets(snapshot: StoreSnapshot) -> Iterator[Finding]:
         if not counts.already_delivered:
             continue
         name = snapshot.level_name(counts.level)
-        again = counted(
-            counts.already_delivered,
-            "of its messages was delivered already",
-            "of its messages were delivered already",
-        )
+        were = "of its messages was", "of its messages were"
+        again = f"{counted(counts.already_delivered, *were)} delivered already"
         if snapshot.is_running:
             continue  # the file is written every ten seconds
         if counts.level not in snapshot.offsets and not snapshot.is_dirty:

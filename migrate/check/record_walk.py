@@ -2,7 +2,7 @@
 """One walk over the records of pending entries: decoded in bulk, and one by one where unusual."""
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -60,7 +60,7 @@ class RecordWalk:
         self,
         snapshot: StoreSnapshot,
         commit_log_offset: NDArray[np.int64],
-        size_bytes: NDArray[np.int64],
+        size_bytes: NDArray[Any],
     ) -> None:
         self.snapshot = snapshot
         self.commit_log_offset = commit_log_offset

@@ -9,28 +9,27 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import attrs
 import numpy as np
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
-from legacy_levels.backlog.entries import Int16Array
 from legacy_levels.backlog.lost_queues import GoneQueue, gone_queues
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from message_store.base.closed_on_exit import ClosedOnExit
-from message_store.base.errors import DelayStoreError, FormatError, SourceError
+from message_store.base.errors import BadFieldError, DelayStoreError, FormatError, SourceError
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.queues import QUEUES
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
-from message_store.reading.commit_log import Int64Array
+from message_store.format.java_numbers import parse_long
 from message_store.reading.engine_choice import hierarchy_mark
 from migrate.settings import TargetSettings
 from migrate.source.level_delays import LevelDelays, infer_delays
+from migrate.table.pending_table import PendingRows
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -41,6 +40,14 @@ broker that serves others too. A quiet machine does several times that.
 _TRUE = "true"
 ACTS_AS_MASTER = "enableSlaveActingMaster"
 """The setting of a broker whose slave delivers while the master is down."""
+
+
+def whole_number(text: str | None) -> int | None:
+    """A number as Java reads it; None for no text, and for text that is none."""
+    try:
+        return None if text is None else parse_long(text)
+    except BadFieldError:
+        return None
 
 
 @attrs.frozen(kw_only=True)
@@ -59,20 +66,6 @@ class CheckOptions:
     level_table: DelayLevels | None = None
     capacity: int = attrs.field(default=CAPACITY, validator=attrs.validators.ge(1))
     disk_used: float | None = None
-
-
-@attrs.frozen(eq=False)
-class LevelRows:
-    """Pending messages of the levels, in the order of the log: one element a message."""
-
-    level: Int16Array
-    queue_offset: Int64Array
-    commit_log_offset: Int64Array
-    size_bytes: Int64Array
-    due_ms: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.level)
 
 
 class StoreSnapshot(ClosedOnExit):
@@ -188,33 +181,21 @@ class StoreSnapshot(ClosedOnExit):
             return None
 
     @cached_property
-    def level_rows(self) -> LevelRows:
+    def level_rows(self) -> PendingRows:
         """Pending messages of the levels, without those that the log shows as delivered."""
-        backlog = self.backlog
-        if backlog is not None:
-            return LevelRows(
-                backlog.level,
-                backlog.queue_offset,
-                backlog.commit_log_offset,
-                backlog.size_bytes.astype(np.int64),
-                backlog.due_ms,
-            )
-        parts = [self._rows_of(queue) for queue in self.queues]
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else []
-        if not columns:
-            nothing = np.zeros(0, np.int64)
-            return LevelRows(nothing.astype(np.int16), nothing, nothing, nothing, nothing)
-        order = np.argsort(columns[2], kind="stable")
-        return LevelRows(*(column[order] for column in columns))
+        if self.backlog is not None:
+            return PendingRows.of_levels(self.backlog)
+        rows = PendingRows.joined([self._rows_of(queue) for queue in self.queues])
+        return rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
 
-    def _rows_of(self, queue: LevelQueue) -> tuple[Any, ...]:
+    def _rows_of(self, queue: LevelQueue) -> PendingRows:
         waits = ~queue.is_expired(self.log.min_offset)
-        return (
-            np.full(int(waits.sum()), queue.level, np.int16),
-            queue.queue_offset[waits],
-            queue.entries.commit_log_offset[waits],
-            queue.entries.size_bytes[waits],
-            queue.due_ms[waits],
+        return PendingRows(
+            level=np.full(int(waits.sum()), queue.level, np.int16),
+            commit_log_offset=queue.entries.commit_log_offset[waits],
+            size_bytes=queue.entries.size_bytes[waits].astype(np.int32),
+            due_ms=queue.due_ms[waits],
+            queue_offset=queue.queue_offset[waits],
         )
 
     # --- wheel ------------------------------------------------------------------------------------
@@ -244,11 +225,7 @@ class StoreSnapshot(ClosedOnExit):
             return None
 
     def read_wheel(
-        self,
-        *,
-        whole_log: bool = False,
-        now_ms: int | None = None,
-        any_marker: bool = False,
+        self, *, whole_log: bool = False, now_ms: int | None = None, any_marker: bool = False
     ) -> WheelState:
         """The wheel as such a broker finds it. Raises FormatError and SourceError."""
         by_topic = None if any_marker else self.is_set("appendTopicForTimerDeleteKey")

@@ -24,7 +24,6 @@ from migrate.check import levels as check_levels
 from migrate.check import offsets as check_offsets
 from migrate.check import target as check_target
 from migrate.check import time as check_time
-from migrate.check import time_index as check_time_index
 from migrate.check import wheel as check_wheel
 from migrate.check.snapshot import CheckOptions, StoreSnapshot
 from migrate.check.time import Load, load_of
@@ -46,7 +45,6 @@ _MODULES = (
     level_records,
     check_time,
     check_wheel,
-    check_time_index,
     timer_records,
     delete_markers,
 )
@@ -73,7 +71,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("recovery", check_files.check_recovery),
     ("wheel", check_wheel.check_wheel),
     ("wheel", check_wheel.check_hierarchy),
-    ("time index", check_time_index.check_time_index),
+    ("time index", check_wheel.check_time_index),
     ("switches", check_broker.check_switches),
     ("timeline", check_broker.check_timeline),
     ("metrics", check_broker.check_metrics),

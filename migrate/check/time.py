@@ -45,11 +45,7 @@ PEAK = warning(
     "they are delivered one after the other: the last of them late",
     "spread the due times, or measure what the broker delivers in a second and set --capacity",
 )
-OVERDUE = info(
-    "overdue",
-    "a broker delivers them as soon as it starts",
-    "have consumers ready",
-)
+OVERDUE = info("overdue", "a broker delivers them as soon as it starts", "have consumers ready")
 
 
 @attrs.frozen(eq=False)

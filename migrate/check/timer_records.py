@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
-from message_store.base.errors import BadFieldError
 from message_store.columns.message_batch import StoredBatch
 from message_store.format import properties as names
-from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.record_layout import (
     IPV4_BYTES,
@@ -23,7 +22,7 @@ from message_store.format.timer_record_rules import TimerFault, timer_record_fau
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, warning
 from message_store.reading.consume_queue import read_queue
-from migrate.check.delete_markers import MARKER_DAMAGED
+from migrate.check.delete_markers import MARKER_DAMAGED, out_ms_of
 from migrate.check.record_walk import RecordWalk, Tally, largest_record_bytes, undeliverable
 from migrate.check.snapshot import StoreSnapshot
 from migrate.look.pending import plain_times
@@ -209,10 +208,8 @@ class _TimerRecords(RecordWalk):
         return recalls
 
     def _of_time(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
-        text = message.properties.get(names.TIMER_OUT_MS)
-        try:
-            out_ms = parse_long(text or "")
-        except BadFieldError:
+        if (out_ms := out_ms_of(message)) is None:
+            text = message.properties.get(names.TIMER_OUT_MS)
             yield OUT_MISSING, f"{names.TIMER_OUT_MS} {text!r}"
             return
         slot_ms, now_ms = int(self.rows.slot_time_ms[row]), self.snapshot.now_ms

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a wheel against each other: slots, timer log, queue, checkpoint."""
+"""The files of a wheel against each other: slots, timer log, queue, checkpoint; and a time index,
+where no broker looks.
+"""
 
 from collections.abc import Iterator
 
@@ -14,6 +16,7 @@ from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
 from migrate.check.delete_markers import needless_entries, out_ms_of
 from migrate.check.snapshot import StoreSnapshot
+from time_index.reading import has_time_index, pending_in_time_index
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, WHEEL_SLOTS
@@ -331,3 +334,21 @@ def check_hierarchy(snapshot: StoreSnapshot) -> Iterator[Finding]:
         yield TAKEN_OVER_DAMAGED.at(f"{where}/taken-over", damage)
     waiting = counted(len(state.pending), "message waits", "messages wait")
     yield HIERARCHICAL.at(where, f"{waiting} there")
+
+
+TIME_INDEX = info(
+    "time-index",
+    "a broker delivers none of them, and its retention deletes their log files",
+    "open the store with TimeIndexStore, or --engine time-index, which delivers them",
+)
+
+
+def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    """What waits where no broker looks. Raises FormatError and SourceError."""
+    if not has_time_index(snapshot.root):
+        return
+    due_ms = pending_in_time_index(snapshot.root).due_ms
+    problem = counted(len(due_ms), "message waits", "messages wait") + " there"
+    if len(due_ms):
+        problem += f", the next due {when(int(due_ms[0]), snapshot.now_ms)}"
+    yield TIME_INDEX.at("delaywheel/time-index", problem)

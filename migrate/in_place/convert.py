@@ -52,13 +52,7 @@ from migrate.changes.undo import (
     refuse_moved,
     undo,
 )
-from migrate.in_place.checks import (
-    Conf,
-    file_sizes,
-    refuse_damage,
-    refuse_settings,
-    refuse_store,
-)
+from migrate.in_place.checks import Conf, file_sizes, refuse_damage, refuse_settings, refuse_store
 from migrate.in_place.plan import (
     CONTINUED,
     NOTHING,
@@ -328,12 +322,7 @@ class _InPlace:
         plan, count = planned.plan, len(planned.plan)
         with open_log(self.root) as log:
             records = TimerRecords(
-                log,
-                self.root,
-                plan,
-                planned.outs_ms,
-                planned.sizes,
-                change.before.timer_queue_end,
+                log, plan, planned.outs_ms, planned.sizes, change.before.timer_queue_end
             )
 
             def fill(rows: slice, positions: Any, target: int) -> None:

@@ -14,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
-from message_store.base.errors import (
-    BadRecordsError,
-    OptionsError,
-    PlanError,
-    TargetError,
-)
+from message_store.base.errors import BadRecordsError, OptionsError, PlanError
 from message_store.base.printable import iso_time
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
@@ -29,13 +24,7 @@ from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.unfinished_change import DONE
 from migrate.changes.note import IN_PLACE, Ends, changes_of, moved_offsets
-from migrate.in_place.checks import (
-    OwnWheel,
-    check_wheel,
-    file_sizes,
-    read_ends,
-    refuse_damage,
-)
+from migrate.in_place.checks import OwnWheel, check_wheel, file_sizes, read_ends, refuse_damage
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import request_of
 from migrate.plan.target_rows import Arrangement, TargetRows
@@ -48,7 +37,7 @@ from migrate.source.record_reader import read_chunks
 from migrate.source.sources import chosen_by_level
 from migrate.write.log_file import SourceShare
 from migrate.write.rewriter import RecordRewriter
-from migrate.write.room import disk_warnings, free_bytes
+from migrate.write.room import disk_warnings, require_room
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, floor_ms
 from timer_wheel.placing import OVERDUE_SLOTS
 
@@ -224,7 +213,7 @@ def plan_in_place(
     plan, corrections, outs_ms, sizes, bytes_read = _plan_records(
         root, options, backlog, request, wheel, ends.timer_queue_end, progress
     )
-    _require_room(root, sizes)
+    require_room(root.path, int(sizes.sum()) + len(sizes) * QUEUE_UNIT.size)
     progress("plan", 1, 1)
     return InPlacePlan(
         options=options,
@@ -270,12 +259,6 @@ def _log_end(sizes: Int64Array, log_end: int, file_bytes: int) -> int:
     return int(place_records(sizes, log_end, file_bytes, np.empty(len(sizes), np.int64)))
 
 
-def _require_room(root: StoreRoot, sizes: Int64Array) -> None:
-    needed = int(sizes.sum()) + len(sizes) * QUEUE_UNIT.size
-    if needed > (free := free_bytes(root.path)):
-        raise TargetError(f"{root.path}: {needed:,} bytes are needed, {free:,} are free")
-
-
 def _plan_records(
     root: StoreRoot,
     options: ConvertOptions,
@@ -309,9 +292,8 @@ def _plan_records(
         outs_ms = safe_outs_ms(plan, wheel.read_time_ms)
         with open_log(root) as log:
             nothing = np.zeros(len(plan), np.int64)
-            records = TimerRecords(log, root, plan, outs_ms, nothing, first_queue_offset)
-            records.examine(progress)
-        bytes_read += records.bytes_read
+            records = TimerRecords(log, plan, outs_ms, nothing, first_queue_offset)
+            bytes_read += records.examine(progress)
         rewriter = records.rewriter
         learned = corrections.learn(plan.chosen, rewriter.bad)
         if learned.bad and options.on_bad_record == "fail":
@@ -342,6 +324,7 @@ def safe_outs_ms(plan: Plan, read_time_ms: int) -> Int64Array:
     return outs_ms
 
 
+@attrs.define(eq=False)
 class TimerRecords:
     """The timer records of a plan, to be written to a log in one go.
 
@@ -351,37 +334,35 @@ class TimerRecords:
     those of an earlier look.
     """
 
-    def __init__(
-        self,
-        log: SegmentReader,
-        root: StoreRoot,
-        plan: Plan,
-        outs_ms: Int64Array,
-        sizes: Int64Array,
-        first: int,
-    ) -> None:
-        self.plan, self.sizes = plan, sizes
-        self.bytes_read = 0
+    log: SegmentReader
+    plan: Plan
+    outs_ms: Int64Array
+    sizes: Int64Array
+    first_queue_offset: int
+    rewriter: RecordRewriter = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        plan = self.plan
         self.rewriter = RecordRewriter(
             levels=plan.levels,
             source_offsets=plan.source_offsets,
             source_sizes=plan.source_sizes,
-            outs_ms=np.ascontiguousarray(outs_ms),
+            outs_ms=np.ascontiguousarray(self.outs_ms),
             now_ms=plan.now_ms,
             settings=plan.settings,
         )
-        self._first = first
-        self._log = log
-        self._root = root
 
-    def examine(self, progress: Progress) -> None:
-        """Make every record and throw it away. Raises SourceError when the disk refuses."""
-        plan, count = self.plan, len(self.plan)
-        for chunk in read_chunks(self._log, plan.source_offsets, plan.source_sizes):
+    def examine(self, progress: Progress) -> int:
+        """Make every record and throw it away; returns how many bytes were read. Raises SourceError
+        when the disk refuses.
+        """
+        plan, count, bytes_read = self.plan, len(self.plan), 0
+        for chunk in read_chunks(self.log, plan.source_offsets, plan.source_sizes):
             scratch = np.empty(self.rewriter.most_bytes(chunk), np.uint8)
             self.rewriter.rewrite(chunk, address_of(scratch), len(scratch), 0, 0)
-            self.bytes_read += chunk.buffer_bytes
+            bytes_read += chunk.buffer_bytes
             progress("check", chunk.end, count)
+        return bytes_read
 
     def fill(self, rows: slice, positions: Int64Array, target: int) -> None:
         """Make the records of some rows in memory, as the log's ``append_rows`` asks for them.
@@ -390,13 +371,15 @@ class TimerRecords:
         """
         plan, rewriter = self.plan, self.rewriter
         origin = int(positions[rows.start])
-        for chunk in read_chunks(self._log, plan.source_offsets[rows], plan.source_sizes[rows]):
+        for chunk in read_chunks(self.log, plan.source_offsets[rows], plan.source_sizes[rows]):
             first, end = rows.start + chunk.first, rows.start + chunk.end
             room = target + int(positions[first]) - origin, int(self.sizes[first:end].sum())
-            place = int(positions[first]), self._first + first
+            place = int(positions[first]), self.first_queue_offset + first
             rewriter.rewrite(chunk, *room, *place, rows.start)
         if not np.array_equal(rewriter.sizes[rows], self.sizes[rows]):
-            raise PlanError(f"{self._root.path}: its records changed while they were read")
+            raise PlanError(
+                f"{self.log.directory.parent}: its records changed while they were read"
+            )
 
     def units(self, positions: Int64Array) -> NDArray[np.void]:
         """The timer queue entries of records at these offsets."""

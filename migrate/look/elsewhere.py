@@ -8,12 +8,7 @@ from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from message_store.base.errors import DelayStoreError
 from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import (
-    NAMED_ENGINES,
-    EngineName,
-    engines_in,
-    takes_over,
-)
+from message_store.reading.engine_choice import NAMED_ENGINES, EngineName, engines_in, takes_over
 from time_index.reading import pending_in_time_index
 from timer_wheel.reading.wheel_reader import read_wheel_store
 

@@ -16,15 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.backlog import read_backlog
-from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
+from legacy_levels.delay_offsets import OffsetsChoice
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import StoredBatch
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
-from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.java_numbers import parse_long
@@ -35,17 +33,16 @@ from message_store.reading.looking import looking_at
 from migrate.look.choices import require_levels
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
-from migrate.source.level_delays import level_table_of
 from migrate.source.record_reader import Chunk, read_chunks
 from migrate.table.pending_batches import decode_chunk
-from migrate.table.pending_table import timer_due_times
-from time_index.reading import pending_in_time_index
-from timer_wheel.reading.wheel_reader import read_wheel_store
-
-NO_LEVEL = 0
-TIME_INDEX = -1
-"""In the place of a level: the due time of a time index's rows is exact, as that of a level's."""
-NOT_IN_A_LEVEL_QUEUE = -1
+from migrate.table.pending_table import (
+    KINDS,
+    ON_WHEEL,
+    PendingRows,
+    TableOptions,
+    rows_of,
+    timer_due_times,
+)
 
 _FIRST_ROWS: Final = 4_096
 """With a limit, so many rows are asked first: mostly they are enough."""
@@ -78,49 +75,24 @@ class PendingFilter:
             and (self.due_before_ms is None or message.due_ms < self.due_before_ms)
         )
 
-    def needs_records(self, rows: "_Rows") -> bool:
+    def needs_records(self, rows: PendingRows) -> bool:
         """Whether rows alone do not tell what is asked for: on a wheel they give no exact time."""
         has_window = self.due_after_ms is not None or self.due_before_ms is not None
-        asks_time = has_window and bool((rows.level == NO_LEVEL).any())
+        asks_time = has_window and bool((rows.level == ON_WHEEL).any())
         return asks_time or self.topic is not None or self.key is not None
 
-    def window(self, rows: "_Rows") -> NDArray[np.bool_]:
+    def window(self, rows: PendingRows) -> NDArray[np.bool_]:
         """Which rows may be asked for, by level and due time."""
         chosen = np.ones(len(rows.due_ms), np.bool_)
         if self.level is not None:
             chosen &= rows.level == self.level
         if self.due_after_ms is not None:
-            chosen &= rows.will_roll | (rows.due_ms >= self.due_after_ms)
+            chosen &= rows.is_roll | (rows.due_ms >= self.due_after_ms)
         if self.due_before_ms is not None:
-            chosen &= rows.earliest_ms < self.due_before_ms
+            # What was overdue when it was stored lies in a slot before: only its record says when.
+            reach_ms = np.where(rows.level == ON_WHEEL, 2 * rows.precision_ms, 0)
+            chosen &= rows.due_ms - reach_ms < self.due_before_ms
         return chosen
-
-
-@attrs.frozen(eq=False)
-class _Rows:
-    """One row a pending message; queue offset -1 and level 0 stand for the wheel, level -1 for the
-    time index.
-
-    The due time of a message that rolls, or was overdue when it was stored, is only in its record.
-    """
-
-    level: NDArray[np.int64]
-    queue_offset: NDArray[np.int64]
-    commit_log_offset: NDArray[np.int64]
-    size_bytes: NDArray[np.int64]
-    due_ms: NDArray[np.int64]
-    earliest_ms: NDArray[np.int64]
-    will_roll: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.due_ms)
-
-    def rows(self, chosen: NDArray[np.int64]) -> "_Rows":
-        return _Rows(*(column[chosen] for column in attrs.astuple(self)))
-
-    def followed_by(self, other: "_Rows") -> "_Rows":
-        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
-        return _Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 def pending_messages(
@@ -143,75 +115,67 @@ def pending_messages(
     refuse_unfinished(store)
     store.require_readable()
     with looking_at(store):
-        rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))
+        rows = _all_rows(store, now_ms, OffsetsChoice(offsets))
         require_levels(store, () if wanted.level is None else (wanted.level,), offsets=offsets)
         rows = rows.rows(np.flatnonzero(wanted.window(rows)))
         with open_log(store) as log:
-            chosen = _candidates(log, rows, precision_ms, wanted)
-            yield from _decoded(log, chosen, precision_ms, wanted)
+            yield from _decoded(log, _candidates(log, rows, wanted), wanted)
 
 
 def _candidates(
-    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
-) -> Iterator[_Rows]:
+    log: SegmentReader, rows: PendingRows, wanted: PendingFilter
+) -> Iterator[PendingRows]:
     """The rows to decode, the next due first; with a limit in pieces that grow."""
     if not wanted.needs_records(rows):
         yield _in_order(rows)
         return
     if wanted.limit is None:
-        yield _in_order(rows.rows(_may_pass(log, rows, precision_ms, wanted)))
+        yield _in_order(rows.rows(_may_pass(log, rows, wanted)))
         return
     rows = _in_order(rows)
     first, count = 0, _FIRST_ROWS
     while first < len(rows):
         part = rows.rows(np.arange(first, min(first + count, len(rows))))
-        yield part.rows(_may_pass(log, part, precision_ms, wanted))
+        yield part.rows(_may_pass(log, part, wanted))
         first, count = first + count, count * _GROWTH
 
 
-def _in_order(rows: _Rows) -> _Rows:
-    return rows.rows(np.lexsort((rows.commit_log_offset, rows.due_ms, rows.will_roll)))
+def _in_order(rows: PendingRows) -> PendingRows:
+    return rows.rows(np.lexsort((rows.commit_log_offset, rows.due_ms, rows.is_roll)))
 
 
-def _may_pass(
-    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
-) -> NDArray[np.int64]:
+def _may_pass(log: SegmentReader, rows: PendingRows, wanted: PendingFilter) -> NDArray[np.int64]:
     """Which rows to decode: all but readable records that are certainly not asked for."""
     may_pass = np.ones(len(rows), np.bool_)
     order = np.argsort(rows.commit_log_offset, kind="stable")
-    sizes = rows.size_bytes[order].astype(np.int32)
     with suppress(DelayStoreError):  # what the disk refuses is then said record by record
-        for chunk in read_chunks(log, rows.commit_log_offset[order], sizes):
+        for chunk in read_chunks(log, rows.commit_log_offset[order], rows.size_bytes[order]):
             part = order[chunk.first : chunk.end]
-            may_pass[part] = ~_are_excluded(chunk, rows.rows(part), precision_ms, wanted)
+            may_pass[part] = ~_are_excluded(chunk, rows.rows(part), wanted)
     return np.flatnonzero(may_pass)
 
 
-def _are_excluded(
-    chunk: Chunk, rows: _Rows, precision_ms: int, wanted: PendingFilter
-) -> NDArray[np.bool_]:
+def _are_excluded(chunk: Chunk, rows: PendingRows, wanted: PendingFilter) -> NDArray[np.bool_]:
     """Which rows of a chunk the scalar codec would read and the filter would not let pass."""
     excluded = np.zeros(len(rows), np.bool_)
     decoded = decode_chunk(chunk, rows.size_bytes)
     if len(decoded.rows):
         batch, there = decoded.batch, decoded.rows
-        is_readable, due_ms = _facts(batch, rows.rows(there), precision_ms)
+        is_readable, due_ms = _facts(batch, rows.rows(there))
         excluded[there] = is_readable & ~_may_match(batch, due_ms, wanted)
     return excluded
 
 
-def _facts(
-    batch: StoredBatch, rows: _Rows, precision_ms: int
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def _facts(batch: StoredBatch, rows: PendingRows) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Which records say plainly all that ``Pending`` tells, and when they are due."""
     is_readable = batch.property(names.REAL_TOPIC).lengths > 0
     is_readable &= are_plain_numbers(batch.property(names.REAL_QUEUE_ID))
-    is_on_wheel = rows.level == NO_LEVEL
+    is_on_wheel = rows.level == ON_WHEEL
     if not is_on_wheel.any():
         return is_readable, rows.due_ms
     outs_ms = plain_times(batch.property(names.TIMER_OUT_MS))
     is_readable &= ~is_on_wheel | (outs_ms >= 0)
-    exact_ms = timer_due_times(outs_ms, batch.store_timestamp_ms, rows.due_ms, precision_ms)
+    exact_ms = timer_due_times(outs_ms, batch.store_timestamp_ms, rows.due_ms, rows.precision_ms)
     return is_readable, np.where(is_on_wheel, exact_ms, rows.due_ms)
 
 
@@ -259,61 +223,15 @@ def plain_times(column: ByteColumn) -> NDArray[np.int64]:
     return times
 
 
-def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_Rows, int]:
-    """The rows of all engines in one table, and the wheel's precision."""
-    backlog = read_backlog(
-        store.path,
-        offsets_choice=offsets,
-        level_table=level_table_of(store.path, read_delay_offsets(store.path, offsets)),
-        after_crash=not store.was_stopped_cleanly,
-    )
-    waiting = _Rows(
-        level=backlog.level.astype(np.int64),
-        queue_offset=backlog.queue_offset.astype(np.int64),
-        commit_log_offset=backlog.commit_log_offset.astype(np.int64),
-        size_bytes=backlog.size_bytes.astype(np.int64),
-        due_ms=backlog.due_ms.astype(np.int64),
-        earliest_ms=backlog.due_ms.astype(np.int64),
-        will_roll=np.zeros(len(backlog), np.bool_),
-    )
-    waiting = waiting.followed_by(_in_time_index(store))
-    if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
-        return waiting, 0
-    wheel = read_wheel_store(
-        store,
-        now_ms=now_ms,
-        snapshots_on=None,
-        topic_in_delete_key=None,
-        after_crash=not store.was_stopped_cleanly,
-    )
-    timers = wheel.require_sound().pending
-    on_wheel = _Rows(
-        level=np.full(len(timers), NO_LEVEL, np.int64),
-        queue_offset=np.full(len(timers), NOT_IN_A_LEVEL_QUEUE, np.int64),
-        commit_log_offset=timers.commit_log_offset,
-        size_bytes=timers.size_bytes,
-        due_ms=timers.slot_time_ms + wheel.precision_ms,
-        earliest_ms=timers.slot_time_ms - wheel.precision_ms,
-        will_roll=timers.is_roll,
-    )
-    return waiting.followed_by(on_wheel), wheel.precision_ms
-
-
-def _in_time_index(store: StoreRoot) -> _Rows:
-    units = pending_in_time_index(store)
-    return _Rows(
-        level=np.full(len(units), TIME_INDEX, np.int64),
-        queue_offset=np.full(len(units), NOT_IN_A_LEVEL_QUEUE, np.int64),
-        commit_log_offset=units.offsets,
-        size_bytes=units.sizes,
-        due_ms=units.due_ms,
-        earliest_ms=units.due_ms,
-        will_roll=np.zeros(len(units), np.bool_),
-    )
+def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> PendingRows:
+    """The rows of all engines in one table."""
+    after_crash = not store.was_stopped_cleanly
+    options = TableOptions(now_ms=now_ms, offsets=offsets, after_crash=after_crash)
+    return PendingRows.joined([rows_of(kind, store, options) for kind in KINDS])
 
 
 def _decoded(
-    log: SegmentReader, pieces: Iterator[_Rows], precision_ms: int, wanted: PendingFilter
+    log: SegmentReader, pieces: Iterator[PendingRows], wanted: PendingFilter
 ) -> Iterator[Pending | BadRecord]:
     left = wanted.limit
     if left == 0:
@@ -324,9 +242,9 @@ def _decoded(
         )  # fmt: skip
         listed = (column.tolist() for column in columns)
         for level, queue_offset, offset, size_bytes, due_ms in zip(*listed, strict=True):
-            message = _decoded_row(log, level, offset, size_bytes, due_ms, precision_ms)
+            message = _decoded_row(log, level, offset, size_bytes, due_ms, rows.precision_ms)
             if isinstance(message, str):
-                yield BadRecord(max(level, NO_LEVEL), queue_offset, offset, message)
+                yield BadRecord(max(level, ON_WHEEL), queue_offset, offset, message)
             elif wanted.lets_pass(message):
                 yield message
                 left = None if left is None else left - 1
@@ -340,7 +258,7 @@ def _decoded_row(
     """The message of a row, or why it cannot be read."""
     try:
         record = decode_message_at(_read(log, offset, size_bytes))
-        if level == NO_LEVEL:
+        if level == ON_WHEEL:
             due_ms = _wheel_due_ms(record, due_ms, precision_ms)
         return _pending(record, level, due_ms, size_bytes)
     except DelayStoreError as error:
@@ -375,7 +293,7 @@ def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) ->
         queue_id=parse_long(properties.get(names.REAL_QUEUE_ID, "")),
         tags=record.tags,
         keys=record.keys,
-        level=level if level > NO_LEVEL else None,
+        level=level if level > ON_WHEEL else None,
         due_ms=due_ms,
         size_bytes=size_bytes,
         commit_log_offset=record.commit_log_offset,

@@ -189,8 +189,7 @@ def make_plan(
         outs_ms=out_times(due_ms, settings.precision_ms),
         most_bytes=most_bytes,
         cut=Cut(
-            cut_files(most_bytes, file_bytes),
-            [bisect_left(picked, first) for first in firsts],
+            cut_files(most_bytes, file_bytes), [bisect_left(picked, first) for first in firsts]
         ),
         engine=request.get("to", WHEEL),
     )

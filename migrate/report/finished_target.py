@@ -138,9 +138,7 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("not the report of a conversion", path=path) from error
     asked = request_of(
-        options,
-        now_ms if options.now_ms is None else options.now_ms,
-        options.level_table or table,
+        options, now_ms if options.now_ms is None else options.now_ms, options.level_table or table
     )
     if not is_present(options.source):  # deleted since, as it may be: its log says nothing now
         asked["source_log"] = before.get("source_log")

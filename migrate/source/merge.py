@@ -16,7 +16,7 @@ import attrs
 from message_store.base.errors import OptionsError
 from migrate.report.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.source.replicas import find_replicas, same_broker
+from migrate.source.members import find_replicas, same_broker
 
 _OF_A_SOURCE = {
     "source", "level_table", "after_crash", "offsets", "only_levels", "only_topics", "levels_only",

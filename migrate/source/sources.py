@@ -25,12 +25,7 @@ from message_store.base.errors import (
     SourceError,
 )
 from message_store.base.printable import counted
-from message_store.files.array_room import (
-    joined_columns,
-    new_array,
-    row_blocks,
-    rows_where,
-)
+from message_store.files.array_room import joined_columns, new_array, row_blocks, rows_where
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.queues import queue_database
 from message_store.files.small_files import is_directory, is_present
@@ -64,16 +59,6 @@ class WheelNotEmptyError(MigrationError):
     """The source's own wheel has pending messages, which a conversion of levels leaves behind."""
 
 
-def require_empty_wheel(source: StoreRoot) -> None:
-    """Raise WheelNotEmptyError if messages are pending on the source's wheel."""
-    if waiting := waiting_in_wheel(source):
-        messages = counted(waiting, "message waits", "messages wait")
-        raise WheelNotEmptyError(
-            f"{source.path}: {messages} in its timer wheel or timeline and would be left behind;"
-            " --levels-only converts the levels alone"
-        )
-
-
 def waiting_in_wheel(source: StoreRoot) -> int:
     """How many messages are pending on the source's own wheel, or in its RocksDB timeline.
 
@@ -98,11 +83,21 @@ def waiting_in_wheel(source: StoreRoot) -> int:
     return len(wheel.pending) + wheel.unlinked_count
 
 
-def _require_empty_time_index(source: StoreRoot) -> None:
-    if waiting := len(pending_in_time_index(source)):
-        messages = counted(waiting, "message waits", "messages wait")
+def left_behind(source: StoreRoot) -> Iterator[tuple[str, str]]:
+    """The engines of a source beside its levels in which messages wait, with how many."""
+    for place, waiting in (
+        ("timer wheel or timeline", waiting_in_wheel),
+        ("time index", lambda store: len(pending_in_time_index(store))),
+    ):
+        if count := waiting(source):
+            yield place, counted(count, "message waits", "messages wait")
+
+
+def require_nothing_left_behind(source: StoreRoot) -> None:
+    """Raise WheelNotEmptyError if messages are pending in another engine of the source."""
+    for place, messages in left_behind(source):
         raise WheelNotEmptyError(
-            f"{source.path}: {messages} in its time index and would be left behind;"
+            f"{source.path}: {messages} in its {place} and would be left behind;"
             " --levels-only converts the levels alone"
         )
 
@@ -137,16 +132,9 @@ class ConversionSource:
             *source_warnings(self.root, whole_log=self.options.whole_log),
         ]
         if not self.options.levels_only:
-            require_empty_wheel(self.root)
-            _require_empty_time_index(self.root)
-            return
-        for waiting, place in (
-            (waiting_in_wheel(self.root), "timer wheel"),
-            (len(pending_in_time_index(self.root)), "time index"),
-        ):
-            if waiting:
-                messages = counted(waiting, "message waits", "messages wait")
-                self.warnings.append(f"left behind: {messages} in the source's own {place}")
+            require_nothing_left_behind(self.root)
+        for place, messages in left_behind(self.root) if self.options.levels_only else ():
+            self.warnings.append(f"left behind: {messages} in the source's own {place}")
 
     def read(self) -> None:
         """Find what is pending, and choose from it; the rest is ``skipped``."""

@@ -1,23 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session tells of the machines behind it: their master, cores, and whether they ended.
+"""What a session, or the name of a master, tells of the machines behind it; and why Spark failed.
 
 A classic session has a context, one of Spark Connect has none. Whoever asks here need not know.
+Loads no Spark: the command line shows its defaults.
 """
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from message_store.base.errors import MigrationError, OptionsError
-from migrate.spark.master import is_one_machine
-from migrate.spark.reasons import reason_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+DEFAULT_MASTER = "local[*,4]"
 _RANGE_ROWS = 1 << 16
 _MAX_FAILURES = "4"
 """Spark's default of ``spark.task.maxFailures``."""
+
+
+def is_one_machine(master: str | None) -> bool:
+    """Whether all workers of this master see the files of this machine."""
+    return master is not None and master.startswith("local")
+
+
+def require_shared_directory(master: str | None, directory: Path | None, flag: str) -> None:
+    """Raise OptionsError for a cluster without a directory that all its workers see. Without a
+    master there are no workers.
+    """
+    if master is not None and directory is None and not is_one_machine(master):
+        raise OptionsError(
+            f"--master {master} is not this machine alone: {flag} must name a directory that every"
+            " worker sees under the same path"
+        )
+
+
+def reason_of(error: str, output: str = "") -> str:
+    """One line out of pages of Java frames that tells why: what a Python task raised, else the
+    first exception that Java names, in ``output`` before ``error``.
+    """
+    text = f"{output}\n{error}"
+    raised = re.findall(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text)
+    causes = re.findall(r"(?:[\w$]+\.)+\w*(?:Exception|Error): (.+)", text)
+    lines = [line for line in error.splitlines() if line.strip()]
+    return (raised or causes or lines or ["no reason given"])[0].strip()[:300]
 
 
 def context_of(spark: "SparkSession") -> "SparkContext | None":

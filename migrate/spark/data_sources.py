@@ -81,13 +81,6 @@ def register_data_sources(spark: SparkSession) -> None:
     spark.dataSource.register(WheelDataSource)
 
 
-class PendingPartition(InputPartition):
-    """A range of rows, packed: their offsets are all that a task needs."""
-
-    def __init__(self, rows: tuple[int, int, bytes]) -> None:
-        super().__init__(rows)
-
-
 class PendingReader(DataSourceReader):
     """Reads the pending messages of the levels, or of the wheel, of one store."""
 
@@ -99,14 +92,16 @@ class PendingReader(DataSourceReader):
         self.conditions: list[Condition] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A run of messages each, in the order of the log."""
+        """A run of messages each, in the order of the log: packed rows, whose offsets are all that
+        a task needs.
+        """
         from migrate.table.pending_table import pending_rows
 
         with placed(self.path, self.places):
             rows = pending_rows(self.path, self.kind, self.options, self.conditions)
-        parts = [PendingPartition(part.packed()) for part in rows.ranges()]
+        parts = [InputPartition(part.packed()) for part in rows.ranges()]
         # one at least: what readers are given instead of none differs between versions of Spark
-        return parts or [PendingPartition(rows.packed())]
+        return parts or [InputPartition(rows.packed())]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The messages of one partition, as Arrow batches."""

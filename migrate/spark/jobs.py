@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from message_store.base.errors import DelayStoreError, MigrationError
 from message_store.files.places import named_places, with_places
-from migrate.spark.cluster import attempts_elsewhere, context_of
-from migrate.spark.reasons import reason_of
+from migrate.spark.cluster import attempts_elsewhere, context_of, reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,7 +134,9 @@ def _collected(
         raise _JobError from error
 
 
-def _wait(result: "Future[Any]", handle: "_Job", done: Callable[[int], None]) -> None:
+def _wait(
+    result: "Future[Any]", handle: "_ClassicJob | _ConnectJob", done: Callable[[int], None]
+) -> None:
     """Call ``done`` until there is a result; whatever ends the waiting early cancels the job."""
     try:
         finished = 0
@@ -151,21 +152,10 @@ def _wait(result: "Future[Any]", handle: "_Job", done: Callable[[int], None]) ->
         raise
 
 
-class _Job(Protocol):
-    """How a job is marked in its thread, and looked at or cancelled from another."""
-
-    def begin(self, description: str) -> None: ...
-
-    def end(self) -> None: ...
-
-    def finished(self) -> int: ...
-
-    def cancel(self) -> None: ...
-
-
 class _ClassicJob:
-    """A job of a session with a context. A tag of the session would do nothing here: only the
-    thread that has added one can interrupt it, and that thread waits for the job.
+    """A job of a session with a context: marked in its own thread, looked at or cancelled from
+    another. A tag of the session would do nothing here: only the thread that has added one can
+    interrupt it, and that thread waits for the job.
     """
 
     def __init__(self, context: "SparkContext", tag: str) -> None:

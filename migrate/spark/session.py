@@ -22,8 +22,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from message_store.base.errors import MigrationError
-from migrate.spark.master import DEFAULT_MASTER, is_one_machine
-from migrate.spark.reasons import reason_of
+from migrate.spark.cluster import DEFAULT_MASTER, is_one_machine, reason_of
 
 JAVA_MIN_VERSION = 17
 

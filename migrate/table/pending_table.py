@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import is_directory, is_present
@@ -72,7 +72,9 @@ time: rolled and overdue messages are in other slots.
 
 RANGE_ROWS = 65_536
 RANGE_BYTES = 64 << 20
-NO_LEVEL = 0
+ON_WHEEL, IN_TIME_INDEX = 0, -1
+"""In the place of a level. The due time of a time index's rows is exact, as that of a level's."""
+NOT_IN_A_LEVEL_QUEUE = -1
 
 _COMPARE = {
     "==": pc.equal,
@@ -132,8 +134,11 @@ class Condition:
 
 @attrs.frozen(eq=False)
 class PendingRows:
-    """Offsets, sizes and due times of pending messages, in log order. Level 0 is no level. On a
-    wheel ``due_ms`` is the end of the slot, and ``precision_ms`` that of the wheel.
+    """One row a pending message, in log order. On a wheel ``due_ms`` is the end of the slot, and
+    ``precision_ms`` that of the wheel; a message that rolls is due later.
+
+    ``queue_offset`` is that in a level's queue. It and ``is_roll`` are for who lists messages: they
+    are not packed.
     """
 
     level: NDArray[np.int16]
@@ -141,18 +146,42 @@ class PendingRows:
     size_bytes: NDArray[np.int32]
     due_ms: NDArray[np.int64]
     precision_ms: int = 0
+    queue_offset: NDArray[np.int64] = attrs.field()
+    is_roll: NDArray[np.bool_] = attrs.field()
+
+    @queue_offset.default
+    def _in_no_queue(self) -> NDArray[np.int64]:
+        return np.full(len(self.level), NOT_IN_A_LEVEL_QUEUE, np.int64)
+
+    @is_roll.default
+    def _none_rolls(self) -> NDArray[np.bool_]:
+        return np.zeros(len(self.level), np.bool_)
 
     def __len__(self) -> int:
         return len(self.level)
 
     def rows(self, chosen: NDArray[Any] | slice) -> "PendingRows":
         """Some of the rows, by index or mask."""
-        return PendingRows(
-            self.level[chosen],
-            self.commit_log_offset[chosen],
-            self.size_bytes[chosen],
-            self.due_ms[chosen],
-            self.precision_ms,
+        return attrs.evolve(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
+
+    @classmethod
+    def joined(cls, parts: Sequence["PendingRows"]) -> "PendingRows":
+        """The rows of several queues or engines, of which at most one is a wheel."""
+        parts = [NO_ROWS, *parts]
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
+        }
+        return cls(**columns, precision_ms=max(part.precision_ms for part in parts))
+
+    @classmethod
+    def of_levels(cls, backlog: LevelBacklog) -> "PendingRows":
+        """The pending messages of all levels."""
+        return cls(
+            level=backlog.level.astype(np.int16, copy=False),
+            commit_log_offset=backlog.commit_log_offset.astype(np.int64, copy=False),
+            size_bytes=backlog.size_bytes.astype(np.int32, copy=False),
+            due_ms=backlog.due_ms.astype(np.int64, copy=False),
+            queue_offset=backlog.queue_offset.astype(np.int64, copy=False),
         )
 
     def ranges(self) -> Iterator["PendingRows"]:
@@ -169,7 +198,9 @@ class PendingRows:
     def packed(self) -> tuple[int, int, bytes]:
         """Count, precision, and the columns compressed: neighbours differ by little."""
         columns = (self.commit_log_offset, self.due_ms, self.size_bytes, self.level)
-        steps = [np.diff(column.astype(np.int64), prepend=0).tobytes() for column in columns]
+        steps = [
+            np.diff(column.astype(np.int64, copy=False), prepend=0).tobytes() for column in columns
+        ]
         return len(self), self.precision_ms, zlib.compress(b"".join(steps), 1)
 
     @classmethod
@@ -179,8 +210,18 @@ class PendingRows:
         steps = np.frombuffer(zlib.decompress(data), np.int64).reshape(4, count)
         offsets, due_ms, sizes, levels = np.cumsum(steps, axis=1)
         return cls(
-            levels.astype(np.int16), offsets.copy(), sizes.astype(np.int32), due_ms, precision_ms
+            levels.astype(np.int16, copy=False),
+            offsets.copy(),
+            sizes.astype(np.int32),
+            due_ms,
+            precision_ms,
         )
+
+
+_COLUMNS = [field.name for field in attrs.fields(PendingRows) if field.name != "precision_ms"]
+NO_ROWS = PendingRows(
+    np.empty(0, np.int16), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+)
 
 
 def pending_rows(
@@ -201,7 +242,7 @@ def pending_rows(
     with looking_at(store) as is_beside:
         options = attrs.evolve(options, after_crash=options.after_crash or is_beside)
         require_stopped(store, after_crash=options.after_crash)
-        rows = _rows_of(kind, store, options)
+        rows = rows_of(kind, store, options)
     columns = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
     columns |= {name: getattr(rows, name) for name in _TELLABLE[kind]}
     wanted = np.ones(len(rows), np.bool_)
@@ -215,11 +256,14 @@ def pending_rows(
 
 
 def level_column(levels: NDArray[np.int16]) -> pa.Array:
-    """The column ``level``: null on a wheel."""
-    return pa.array(levels.astype(np.int32), mask=levels == NO_LEVEL)
+    """The column ``level``: null on a wheel, and in a time index."""
+    return pa.array(levels.astype(np.int32, copy=False), mask=levels <= ON_WHEEL)
 
 
-def _rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
+def rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
+    """The pending messages of one engine of a store that is held. Raises SourceError, OptionsError,
+    FormatError.
+    """
     if kind == TIME_INDEX:
         return _time_index_rows(store)
     return _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
@@ -229,9 +273,9 @@ def _time_index_rows(store: StoreRoot) -> PendingRows:
     units = pending_in_time_index(store)
     units = units.rows(np.argsort(units.offsets, kind="stable"))
     return PendingRows(
-        level=np.full(len(units), NO_LEVEL, np.int16),
+        level=np.full(len(units), IN_TIME_INDEX, np.int16),
         commit_log_offset=units.offsets,
-        size_bytes=units.sizes.astype(np.int32),
+        size_bytes=units.sizes.astype(np.int32, copy=False),
         due_ms=units.due_ms,
     )
 
@@ -246,18 +290,12 @@ def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         level_table=table,
         after_crash=options.after_crash,
     )
-    return PendingRows(
-        level=backlog.level.astype(np.int16),
-        commit_log_offset=backlog.commit_log_offset.astype(np.int64),
-        size_bytes=backlog.size_bytes.astype(np.int32),
-        due_ms=backlog.due_ms.astype(np.int64),
-    )
+    return PendingRows.of_levels(backlog)
 
 
 def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
     if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
-        none = np.empty(0, np.int64)
-        return PendingRows(none.astype(np.int16), none, none.astype(np.int32), none)
+        return NO_ROWS
     wheel = read_wheel_store(
         store,
         now_ms=options.now_ms,
@@ -269,11 +307,12 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
     timers = wheel.require_sound().pending
     timers = timers.rows(np.argsort(timers.commit_log_offset, kind="stable"))
     return PendingRows(
-        level=np.full(len(timers), NO_LEVEL, np.int16),
+        level=np.full(len(timers), ON_WHEEL, np.int16),
         commit_log_offset=timers.commit_log_offset,
-        size_bytes=timers.size_bytes.astype(np.int32),
+        size_bytes=timers.size_bytes.astype(np.int32, copy=False),
         due_ms=timers.slot_time_ms + wheel.precision_ms,
         precision_ms=wheel.precision_ms,
+        is_roll=timers.is_roll,
     )
 
 

@@ -54,7 +54,7 @@ from migrate.write.publishing import (
     require_unused,
     signs_of_use,
 )
-from migrate.write.room import bytes_needed, create_directories, disk_warnings, free_bytes
+from migrate.write.room import bytes_needed, create_directories, disk_warnings, require_room
 from migrate.write.seal import seal
 from migrate.write.staging import (
     Staging,
@@ -177,9 +177,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
         nothing = np.empty((4, 0), np.int64)
         index = np.concatenate([nothing, *(load_array(part.index(run)) for part in parts)], axis=1)
         rows = _rows(run, index)
-        needed, free = bytes_needed(rows.log_end, len(rows)), free_bytes(run.target)
-        if needed > free:
-            raise TargetError(f"{run.target}: {needed:,} bytes are needed, {free:,} are free")
+        require_room(run.target, bytes_needed(rows.log_end, len(rows)))
         remove_file(staging.path / WRITTEN_NAME, is_durable=True)  # of a commit that was stopped
         clear(staging.store.path)
         create_directories(rows, staging)

@@ -134,8 +134,7 @@ def _records(
     wrong = np.flatnonzero((due_ms < OUT_MS_MIN + settings.precision_ms) | (due_ms >= OUT_MS_END))
     if len(wrong):
         raise BadFieldError(
-            f"row {wrong[0]}: no due time; expected epoch milliseconds",
-            found=int(due_ms[wrong[0]]),
+            f"row {wrong[0]}: no due time; expected epoch milliseconds", found=int(due_ms[wrong[0]])
         )
     messages = asked.batch
     draft = draft_batch(

@@ -103,8 +103,7 @@ def _state_problems(
         return
     if state.hand_ms:
         yield Problem(
-            "files",
-            f"{OPENED} ({INDEX}): what an engine has delivered since then is found missing",
+            "files", f"{OPENED} ({INDEX}): what an engine has delivered since then is found missing"
         )
         return
     for name, wanted in (

@@ -19,13 +19,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.message_rules import check_topic
 from message_store.format.properties import REAL_TOPIC, split_entries
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
-from migrate.report.marker import (
-    CONVERSION_NAME,
-    ConversionSettings,
-    Share,
-    read_marker,
-    share_in,
-)
+from migrate.report.marker import CONVERSION_NAME, ConversionSettings, Share, read_marker, share_in
 from migrate.report.report import BadRecord
 from migrate.verify.digests.complaints import Complaint
 from migrate.verify.digests.entries import BUCKETS, SOURCE_ENTRY
@@ -121,10 +115,7 @@ def quarantine_problems(
     with open_log(root) as reader:
         sound = [number for number in sound if not _is_at_a_limit(reader, quarantined, int(number))]
     if sound:
-        level, queue_offset = (
-            quarantined.level[sound[0]],
-            quarantined.queue_offset[sound[0]],
-        )
+        level, queue_offset = (quarantined.level[sound[0]], quarantined.queue_offset[sound[0]])
         what = (
             f"level {level}, queue offset {queue_offset}: nothing is wrong with its message;"
             " convert anew, with --whole-log where its entry leads nowhere"

@@ -50,8 +50,7 @@ def row_problems(where: str, reader: SegmentReader) -> Iterator[Problem]:
             yield Problem(where, f"{segment.path.name}: a file should begin at {right}")
         if segment.length_bytes != reader.file_bytes:
             yield Problem(
-                where,
-                f"{segment.path.name}: {segment.length_bytes} bytes, not {reader.file_bytes}",
+                where, f"{segment.path.name}: {segment.length_bytes} bytes, not {reader.file_bytes}"
             )
 
 
@@ -208,11 +207,7 @@ def _unit_problems(
 
 
 def each_problem(
-    where: str,
-    thing: str,
-    count: int,
-    tests: Tests,
-    names: NDArray[np.int64] | None = None,
+    where: str, thing: str, count: int, tests: Tests, names: NDArray[np.int64] | None = None
 ) -> Iterator[Problem]:
     """A problem for each test that any of ``count`` rows fails, with the first such row named: by
     its number, or by ``names``. Rows are tested block by block, which ``tests`` is asked for.

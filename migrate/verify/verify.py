@@ -218,10 +218,7 @@ def compare_stores(
     """
     wanted, quarantined, unknown_entries = split_quarantined(pending, source_root, settings)
     ours = SideEntries(
-        "source",
-        source_root,
-        wanted.entries(settings.precision_ms),
-        topics=settings.only_topics,
+        "source", source_root, wanted.entries(settings.precision_ms), topics=settings.only_topics
     )
     theirs = SideEntries(
         "target",

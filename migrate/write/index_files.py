@@ -20,12 +20,7 @@ from migrate.plan.target_rows import TargetRows
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.large_files import FileStream, create_file
 from migrate.write.staging import Staging, load_array, save_array
-from timer_wheel.format.timer_log import (
-    NO_POSITION,
-    TIMER_UNIT,
-    blank_bytes,
-    units_per_file,
-)
+from timer_wheel.format.timer_log import NO_POSITION, TIMER_UNIT, blank_bytes, units_per_file
 
 _QUEUE_BYTES, _TIMER_BYTES = QUEUE_UNIT.size, TIMER_UNIT.size
 _QUEUE_LOG_OFFSET, _QUEUE_SIZE, _QUEUE_TAGS = (

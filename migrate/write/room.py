@@ -39,6 +39,12 @@ def free_bytes(directory: Path) -> int:
         return facts.f_bavail * facts.f_frsize
 
 
+def require_room(directory: Path, needed: int) -> None:
+    """Raise TargetError where the disk of a directory has fewer bytes free."""
+    if needed > (free := free_bytes(directory)):
+        raise TargetError(f"{directory}: {needed:,} bytes are needed, {free:,} are free")
+
+
 def used_ratio(directory: Path) -> float:
     """How full the disk of a directory is, as Java counts: used over used and usable."""
     with target_errors(directory):
@@ -60,12 +66,7 @@ def create_staging(plan: Plan, staging: Staging) -> None:
     """An empty staging directory, on a disk that has room for the plan. Raises TargetError."""
     require_unused(staging)
     clear_staging(staging)
-    needed = planned_bytes(plan)
-    if needed > free_bytes(staging.target.path):
-        raise TargetError(
-            f"{staging.target.path}: {needed:,} bytes are needed, "
-            f"{free_bytes(staging.target.path):,} are free"
-        )
+    require_room(staging.target.path, planned_bytes(plan))
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
     require_renames(staging.path)

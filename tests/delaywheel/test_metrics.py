@@ -19,7 +19,7 @@ import cli
 from consumer_groups import GroupStore, consumer_group, group_topics
 from delaywheel.metrics import SNAPSHOT_BOUNDS_S, Metric, StoreMetrics, prometheus_text
 from delaywheel.metrics_server import serving
-from delaywheel.terminal.event_log import logged_events
+from delaywheel.terminal.options.loop import logged_events
 from message_store import AfterMs, AtMs, ManualClock, Message, Receipt
 from message_store.base.errors import TargetError
 from message_store.interface.runner import run_store

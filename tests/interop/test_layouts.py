@@ -25,8 +25,8 @@ from message_store.files.places import placed
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert_merged
 from migrate.settings import ConvertOptions, read_broker_conf
+from migrate.source.members import choose_of_group
 from migrate.source.places import places_in
-from migrate.source.replicas import choose_of_group
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
 from migrate.table.wheel_commit import begin_write, commit_rows

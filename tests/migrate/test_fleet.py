@@ -23,7 +23,7 @@ from message_store.base.errors import (
 from migrate.convert import convert
 from migrate.fleet import CONVERTED, FAILED, FINISHED_BEFORE, Fleet, target_name
 from migrate.settings import ConvertOptions
-from migrate.source.replicas import SameBrokerError
+from migrate.source.members import SameBrokerError
 from migrate.spark.session import spark_session
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import broker_files, checked_target, options_for

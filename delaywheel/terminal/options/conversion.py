@@ -22,13 +22,14 @@ from delaywheel.terminal.options.types import (
     Function,
     ParamType,
     Place,
+    all_of,
 )
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import INT_MAX
-from migrate.spark.master import DEFAULT_MASTER
+from migrate.spark.cluster import DEFAULT_MASTER
 
 if TYPE_CHECKING:
     from migrate.settings import ConvertOptions, TargetSettings
@@ -73,6 +74,37 @@ def offsets_option() -> Decorator:
     )
 
 
+def execute_option(when: str = "") -> Decorator:
+    """``--execute`` of a verb that only shows a plan without it."""
+    text = f"{when}Apply the plan. Without this flag the plan is only printed."
+    return click.option("--execute", is_flag=True, help=text)
+
+
+window_options = all_of(
+    click.option(
+        "--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}."
+    ),
+    click.option(
+        "--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}."
+    ),
+)
+"""For ``require_window``."""
+
+stopped_store_options = all_of(
+    click.option(
+        "--after-crash",
+        is_flag=True,
+        help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
+    ),
+    click.option(
+        "--level-table",
+        type=LEVEL_TABLE,
+        help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
+    ),
+)
+"""How a store is read of which a copy is made."""
+
+
 def require_window(after_ms: int | None, before_ms: int | None) -> None:
     """Raise UsageError for ``--due-after`` and ``--due-before`` with no time between them."""
     if after_ms is not None and before_ms is not None and before_ms <= after_ms:
@@ -109,17 +141,6 @@ def spark_options(function: Function) -> Function:
         help="Work in this process, on one core, without Spark and Java. The result is the same.",
     )
     return master(conf(in_process(with_master)))
-
-
-def all_of(*options: Decorator) -> Decorator:
-    """Many options as one, in the order in which help lists them."""
-
-    def decorate(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 conversion_options = all_of(
@@ -229,30 +250,15 @@ def said(
 
 
 generate_options = all_of(
-    said(
-        "--body-bytes",
-        click.IntRange(0, 256 << 20),
-        200,
-        "Average length of bodies.",
-    ),
+    said("--body-bytes", click.IntRange(0, 256 << 20), 200, "Average length of bodies."),
     said(
         "--body-spread-percent",
         click.IntRange(0, 100),
         25,
         "How much shorter or longer than the average a body may be.",
     ),
-    said(
-        "--levels",
-        LEVELS,
-        "1-18",
-        "Levels with messages, as 3,5,7-9; equal shares.",
-    ),
-    said(
-        "--topics",
-        click.IntRange(1, 100_000),
-        8,
-        "Number of topics.",
-    ),
+    said("--levels", LEVELS, "1-18", "Levels with messages, as 3,5,7-9; equal shares."),
+    said("--topics", click.IntRange(1, 100_000), 8, "Number of topics."),
     said(
         "--topic-skew-percent",
         click.IntRange(0, 99),
@@ -273,12 +279,7 @@ generate_options = all_of(
         "Percentage of each level that was delivered before the broker stopped; delivered copies"
         " are not written. --now controls how overdue the rest is.",
     ),
-    said(
-        "--seed",
-        click.IntRange(min=0),
-        0,
-        "Random seed; the same seed makes the same messages.",
-    ),
+    said("--seed", click.IntRange(min=0), 0, "Random seed; the same seed makes the same messages."),
     said(
         "--dialect",
         click.Choice(["4.9", "5.x"]),

@@ -17,10 +17,9 @@ from delaywheel.terminal.options.conversion import (
     PRECISIONS,
     STORE,
     acting_option,
-    all_of,
     given_level_table,
 )
-from delaywheel.terminal.options.types import DURATION, LEVEL_TABLE
+from delaywheel.terminal.options.types import DURATION, LEVEL_TABLE, all_of
 from delaywheel.terminal.verb import loading
 from message_store.base.clock import Clock, ManualClock, SystemClock
 from message_store.base.errors import (

@@ -5,7 +5,6 @@ from typing import IO, Any
 
 import click
 
-from delaywheel.terminal.options.conversion import all_of
 from delaywheel.terminal.options.message_lines import (
     LINES,
     Request,
@@ -13,7 +12,7 @@ from delaywheel.terminal.options.message_lines import (
     requests_of,
     require_tags,
 )
-from delaywheel.terminal.options.types import DURATION, SETTING, TIME, TIME_FORMS
+from delaywheel.terminal.options.types import DURATION, SETTING, TIME, TIME_FORMS, all_of
 from message_store.base.durations import DURATION_FORMS
 from message_store.format.message import Message
 from message_store.intake.asked import asks

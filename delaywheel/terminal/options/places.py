@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from delaywheel.terminal.options.types import PATHS, Decorator, Function, Place
+from delaywheel.terminal.options.types import PATHS, Decorator, Function, Place, all_of
 from message_store.base.errors import DelayStoreError
 
 BROKER_CONF = "--broker-conf"
@@ -17,7 +17,8 @@ NAMES = ("commit_log", "consume_queue", "dledger_log")
 
 _FOR_ONE = "--commit-log, --consume-queue and --dledger-log are for one SOURCE"
 _STORE = Place(path_type=Path, readable=False)
-_FLAGS = (
+
+place_flags = all_of(
     click.option(
         "--commit-log",
         type=PATHS,
@@ -37,13 +38,7 @@ _FLAGS = (
         help="Where the DLedger log of SOURCE lies, if not in its dledger-ID/data.",
     ),
 )
-
-
-def place_flags(function: Function) -> Function:
-    """``--commit-log``, ``--consume-queue`` and ``--dledger-log``, for ``name_given_places``."""
-    for option in reversed(_FLAGS):
-        function = option(function)
-    return function
+"""For ``name_given_places``."""
 
 
 def name_given_places(*sources: Path, broker_conf: Path | None, **given: Any) -> dict[str, Any]:

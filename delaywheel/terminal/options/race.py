@@ -6,8 +6,8 @@ import math
 import click
 from click.core import ParameterSource
 
-from delaywheel.terminal.options.conversion import PRECISIONS, STORE, all_of, said
-from delaywheel.terminal.options.types import TIME, TIME_FORMS, Parsed, parse_length
+from delaywheel.terminal.options.conversion import PRECISIONS, STORE, said
+from delaywheel.terminal.options.types import TIME, TIME_FORMS, Parsed, all_of, parse_length
 from message_store.base.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"
@@ -126,10 +126,7 @@ compare_options = all_of(
     said("--body-bytes", Count(min=8, max=4 << 20), 1_024, "Length of bodies."),
     said("--topics", Count(min=1, max=1_000), 4, "Number of topics."),
     said(
-        "--seed",
-        Count(min=0),
-        1,
-        "Random seed; the same seed makes the same messages and faults.",
+        "--seed", Count(min=0), 1, "Random seed; the same seed makes the same messages and faults."
     ),
     click.option(
         "--delays",
@@ -151,12 +148,7 @@ compare_options = all_of(
         help="With a backlog or trace on the virtual clock, keep the engines stopped until then."
         f" {TIME_FORMS}.",
     ),
-    said(
-        "--precision-ms",
-        click.Choice(PRECISIONS),
-        "1000",
-        "Slot width of the wheels in ms.",
-    ),
+    said("--precision-ms", click.Choice(PRECISIONS), "1000", "Slot width of the wheels in ms."),
     said(
         "--max-delay",
         _duration_within("1s", "3650d"),

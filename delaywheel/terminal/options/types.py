@@ -47,6 +47,17 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 
+def all_of(*options: Decorator) -> Decorator:
+    """Many options as one, in the order in which help lists them."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 class Parsed(ParamType[T]):
     """A parameter whose text ``parse`` turns into a value. It raises BadParameter, to which click
     adds the flag; ``name`` is what help calls the value.

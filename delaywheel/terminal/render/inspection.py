@@ -90,10 +90,7 @@ def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
         ]
     slots = f"{counted(wheel.slots_used, 'slot')} of {wheel.precision_ms} ms"
     others = f"{count(wheel.rolled)} will roll, {count(wheel.cancelled)} cancelled"
-    return [
-        waiting,
-        f"  {counted(wheel.units, 'unit')} in {slots}; {others}",
-    ]
+    return [waiting, f"  {counted(wheel.units, 'unit')} in {slots}; {others}"]
 
 
 def time_index_line(index: "TimeIndexSummary", now_ms: int) -> str:

@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delaywheel.terminal.options.conversion import STORE, conversion_request
+from delaywheel.terminal.options.conversion import STORE, conversion_request, execute_option
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import Decorator, Function
+from delaywheel.terminal.options.types import Function
 from delaywheel.terminal.verb import loading, verb
 from message_store.base.clock import SystemClock
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
-
-
-def _execute_option(when: str = "") -> Decorator:
-    text = f"{when}Apply the plan. Without this flag the plan is only printed."
-    return click.option("--execute", is_flag=True, help=text)
 
 
 def in_place_options(function: Function) -> Function:
@@ -32,7 +27,7 @@ def in_place_options(function: Function) -> Function:
         is_flag=True,
         help="Append to SOURCE itself, for its own broker; there is no TARGET. Needs no Spark.",
     )
-    return in_place(_execute_option("With --in-place: ")(function))
+    return in_place(execute_option("With --in-place: ")(function))
 
 
 def require_places(
@@ -111,7 +106,7 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
     required=True,
     help="The finished target that SOURCE was converted to.",
 )
-@_execute_option()
+@execute_option()
 def retire(
     output: "Output",
     sources: tuple[Path, ...],
@@ -154,7 +149,7 @@ def retire(
 )
 @click.argument("store", type=STORE)
 @place_options("store", has_target=False)
-@_execute_option()
+@execute_option()
 def rollback(output: "Output", store: Path, execute: bool) -> None:
     """Undo the last change of STORE (convert --in-place, or retire), finished or not.
 

@@ -12,12 +12,12 @@ from delaywheel.terminal.options.conversion import (
     LEVEL_TABLE_KEY,
     STORE,
     acting_option,
-    all_of,
+    execute_option,
     given_level_table,
     now_option,
 )
 from delaywheel.terminal.options.places import name_given_places, place_flags
-from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
+from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS, all_of
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
 from message_store.base.errors import DelayStoreError
@@ -146,9 +146,7 @@ _put_back_options = all_of(
     click.option("--queue-id", type=click.IntRange(0, 65_535), help="Into which queue of it."),
     click.option("--at", "due_ms", type=TIME, help=f"When they are due: {TIME_FORMS}."),
     click.option(
-        "--despite-damage",
-        is_flag=True,
-        help="Also restore records whose body checksum is wrong.",
+        "--despite-damage", is_flag=True, help="Also restore records whose body checksum is wrong."
     ),
     click.option(
         "--engine",
@@ -157,11 +155,7 @@ _put_back_options = all_of(
     ),
     click.option("--level-table", type=LEVEL_TABLE, help="What STORE's levels mean."),
     click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
-    click.option(
-        "--execute",
-        is_flag=True,
-        help="Apply the plan. Without this flag the plan is only printed.",
-    ),
+    execute_option(),
     acting_option,
 )
 

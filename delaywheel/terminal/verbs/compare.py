@@ -66,10 +66,7 @@ def compare(
         require_report_place(report_file, *stores)
     for left in left_behind(directory):
         output.warn(f"{left}: left by a race that was killed; it can be removed")
-    with (
-        output.progress() as progress,
-        race_directory(directory, keep) as race_folder,
-    ):
+    with output.progress() as progress, race_directory(directory, keep) as race_folder:
         entrants: dict[str, Entrant] = dict(ENTRANTS)
         workload = _workload(progress, entrants, **given)
         settings = _settings(workload, **given)

@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``convert``: one store, several, or a fleet; into a fresh target or in place."""
 
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from delaywheel.terminal.options.conversion import (
-    STORE,
-    conversion_options,
-    conversion_request,
-    spark_options,
-)
+from delaywheel.terminal.options.conversion import STORE, conversion_options, spark_options
 from delaywheel.terminal.options.places import NAMES as PLACE_NAMES
 from delaywheel.terminal.options.places import name_given_places, refuse_place_flags
-from delaywheel.terminal.spark import Settings, started_spark
-from delaywheel.terminal.verb import loading, verb
+from delaywheel.terminal.verb import Settings, loading, started_spark, verb
 from delaywheel.terminal.verbs import changes, fleet
-from message_store.base.errors import DelayStoreError
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
@@ -102,20 +94,11 @@ def convert(
         changes.run_in_place(output, source=stores[0], execute=execute, **given)
         return
     if plan_only:
-        fleet.run_plan(output, stores, manifest, merge=merge, **given)
+        fleet.run_plan(output, stores, manifest, **given)
         return
+    run = fleet.run_fleet if is_fleet and not merge else fleet.run_one_target
     start_spark = partial(started_spark, master=master, conf=conf)
-    if is_fleet and merge:
-        fleet.run_merge(
-            output, stores, manifest, start_spark=start_spark, report_file=report_file, **given
-        )
-        return
-    if is_fleet:
-        fleet.run_fleet(
-            output, stores, manifest, start_spark=start_spark, reports=report_file, **given
-        )
-        return
-    _convert_one(output, stores[0], stores[1], start_spark, report_file, given)
+    run(output, stores, manifest, start_spark=start_spark, report=report_file, **given)
 
 
 def _chosen_member(
@@ -133,7 +116,7 @@ def _chosen_member(
     if len(stores) < 2:
         raise click.UsageError("--members needs the SOURCEs and a TARGET")
     with loading(output):
-        from migrate.source.replicas import choose_of_group
+        from migrate.source.members import choose_of_group
     *sources, target = stores
     places = {name: given[name] for name in PLACE_NAMES}
     name_given_places(*sources, broker_conf=given["broker_conf"], **places)
@@ -143,38 +126,3 @@ def _chosen_member(
     )
     output.warnings(chosen.others)
     return chosen.store, target
-
-
-def _convert_one(
-    output: "Output",
-    source: Path,
-    target: Path,
-    start_spark: fleet.StartSpark,
-    report_file: Path | None,
-    given: dict[str, Any],
-) -> None:
-    with loading(output):
-        from migrate import convert as conversion
-        from migrate.report.finished_target import finished_before, refuse_file
-    if report_file is not None:
-        from migrate.report.html import require_report_place, write_html_report
-
-        require_report_place(report_file, source, target)
-    with output.progress() as progress:
-        options = conversion_request(source=source, target=target, **given)
-        refuse_file(options.target)
-        report = None
-        with suppress(DelayStoreError):  # what is in the way is said by what comes next
-            report = finished_before(options)
-        was_done = report is not None
-        if report is None:
-            conversion.check_request(options)  # before the seconds that Spark takes
-            with start_spark(progress) as (spark, start_s):
-                report = conversion.convert(
-                    options, spark=spark, spark_start_s=start_s, progress=progress
-                )
-    try:
-        fleet.show_conversion(output, report, was_done=was_done)
-    finally:
-        if report_file is not None and not (was_done and report_file.exists()):
-            write_html_report(report, report_file)

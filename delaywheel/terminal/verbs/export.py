@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``export``: the pending messages of a store as a Parquet file."""
+"""The verbs that copy a store: ``export`` its pending messages to Parquet, ``plain`` a whole
+DLedger member to an ordinary store.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +14,10 @@ from delaywheel.terminal.options.conversion import (
     now_option,
     offsets_option,
     require_window,
+    stopped_store_options,
+    window_options,
 )
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
@@ -49,18 +52,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Only this level; can be given repeatedly.",
 )
-@click.option("--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}.")
-@click.option("--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}.")
-@click.option(
-    "--after-crash",
-    is_flag=True,
-    help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
-)
-@click.option(
-    "--level-table",
-    type=LEVEL_TABLE,
-    help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
-)
+@window_options
+@stopped_store_options
 @offsets_option()
 @now_option("Assumed start time of the broker, which decides which slots it still reads:")
 def export(
@@ -114,3 +107,36 @@ def export(
         output.warn(f"{report.unreadable:,} cannot be read: see the column problem")
     output.result(report.as_json, [f"{report.out}: {counted(report.exported, 'message')}"])
     click.get_current_context().exit(FINDINGS if report.unreadable else DONE)
+
+
+@verb("delaywheel plain /data/rocketmq/member-n1 /data/rocketmq/store")
+@click.argument("source", type=STORE)
+@click.argument("target", type=STORE)
+@place_options("source", keeps_conf=True)
+@stopped_store_options
+def plain(
+    output: "Output",
+    source: Path,
+    target: Path,
+    *,
+    after_crash: bool,
+    level_table: DelayLevels | None,
+    broker_conf: Path | None,
+) -> None:
+    """Copy the whole store of a DLedger member, SOURCE, to TARGET as that of an ordinary broker.
+
+    TARGET has all topics, queues and consumer offsets, and 4.9 and 5.x open it without DLedger.
+    It does not exist or is empty. The index for searches by key is left out.
+    """
+    with loading(output):
+        from delaywheel.terminal.render.text import plain_lines
+        from migrate.plain.plain import make_plain
+    with output.progress() as progress:
+        report = make_plain(
+            source,
+            target,
+            after_crash=after_crash,
+            level_table=given_level_table(level_table, broker_conf),
+            progress=progress,
+        )
+    output.result(report.as_json, plain_lines(report))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``convert`` of many stores at once: which ones, from words or from a manifest, and with what."""
+"""``convert`` into fresh targets: of which stores, from words or from a manifest, and with what."""
 
 import json
 import shlex
@@ -65,24 +65,23 @@ def run_fleet(
     manifest: Path | None,
     *,
     start_spark: StartSpark,
-    reports: Path | None,
+    report: Path | None,
     **given: Any,
 ) -> None:
     """``convert SOURCE... TARGET_DIR`` and ``convert --manifest FILE``; ends with the worst exit
-    code of all.
+    code of all. ``report`` is a directory of pages.
     """
-    _refuse_both(paths, manifest)
     with loading(output):
         from delaywheel.terminal.render.fleet import fleet_failures, fleet_lines, fleet_warnings
         from delaywheel.terminal.render.progress import say_on_stderr
         from message_store.files.store_root import require_outside
         from migrate.fleet import Fleet
         from migrate.report.html import require_report_place
-    members = _listed(manifest, given) if manifest else _in_one_place(paths, given)
-    fleet = Fleet(members, reports)
-    if reports is not None:
-        require_outside(reports, *_stores(members))
-        require_report_place(reports / "any.html")
+    members = _members(paths, manifest, given, _in_one_place)
+    fleet = Fleet(members, report)
+    if report is not None:
+        require_outside(report, *_stores(members))
+        require_report_place(report / "any.html")
     with output.progress() as progress:
         progress("looking at the stores", 0, 0)
         fleet.examine()  # before the seconds that Spark takes
@@ -98,64 +97,56 @@ def run_fleet(
     click.get_current_context().exit(max(map(exit_code, errors), default=DONE))
 
 
-def _stores(members: Sequence["ConvertOptions"]) -> Iterator[Path]:
-    """The sources, and the targets."""
-    return (path for each in members for path in (each.source, each.target))
-
-
-def run_merge(
+def run_one_target(
     output: "Output",
     paths: Sequence[Path],
     manifest: Path | None,
     *,
     start_spark: StartSpark,
-    report_file: Path | None,
+    report: Path | None,
     **given: Any,
 ) -> None:
-    """``convert SOURCE... TARGET --merge``; a ``--manifest`` names that one TARGET in each line."""
-    _refuse_both(paths, manifest)
+    """``convert SOURCE TARGET``, and ``convert SOURCE... TARGET --merge``; a ``--manifest`` names
+    that one TARGET in each line. ``report`` is a page.
+    """
     with loading(output):
         from migrate.convert import check_request, convert_merged
         from migrate.report.finished_target import refuse_file
+    members = _members(paths, manifest, given, _into_one)
+    if report is not None:
         from migrate.report.html import require_report_place, write_html_report
-    members = _listed(manifest, given) if manifest else _into_one(paths, given)
-    if report_file is not None:
-        require_report_place(report_file, *_stores(members))
+
+        require_report_place(report, *_stores(members))
     refuse_file(members[0].target)
-    with output.progress() as progress:
-        progress("looking at the stores", 0, 0)
-        check_request(*members)  # before the seconds that Spark takes
-        with start_spark(progress) as (spark, start_s):
-            report = convert_merged(members, spark=spark, spark_start_s=start_s, progress=progress)
+    finished = _finished(members)
+    made = finished
+    if made is None:
+        with output.progress() as progress:
+            if len(members) > 1:
+                progress("looking at the stores", 0, 0)
+            check_request(*members)  # before the seconds that Spark takes
+            with start_spark(progress) as (spark, start_s):
+                made = convert_merged(
+                    members, spark=spark, spark_start_s=start_s, progress=progress
+                )
     try:
-        show_conversion(output, report)
+        _show_conversion(output, made, was_done=finished is not None)
     finally:
-        if report_file is not None:
-            write_html_report(report, report_file)
+        if report is not None and not (finished and report.exists()):
+            write_html_report(made, report)
 
 
-def run_plan(
-    output: "Output",
-    paths: Sequence[Path],
-    manifest: Path | None,
-    *,
-    merge: bool,
-    **given: Any,
-) -> None:
+def run_plan(output: "Output", paths: Sequence[Path], manifest: Path | None, **given: Any) -> None:
     """``convert SOURCE TARGET --plan``, and with ``--merge``."""
     with loading(output):
         from delaywheel.terminal.render.text import plan_lines
         from migrate.convert import plan_conversion
-        from migrate.report.finished_target import finished_before, refuse_file
-    if merge:
-        members = _listed(manifest, given) if manifest else _into_one(paths, given)
-    else:
-        members = [conversion_request(source=paths[0], target=paths[1], **given)]
+        from migrate.report.finished_target import refuse_file
+    members = _members(paths, manifest, given, _into_one)
     refuse_file(members[0].target)
-    with suppress(DelayStoreError):  # what is in the way is said by what comes next
-        if len(members) == 1 and (report := finished_before(members[0])):
-            show_conversion(output, report, was_done=True)
-            return
+    if (finished := _finished(members)) is not None:
+        _show_conversion(output, finished, was_done=True)
+        return
     with output.progress() as progress:
         plan = plan_conversion(*members, progress=progress)
     output.warnings(plan.report.warnings)
@@ -163,9 +154,23 @@ def run_plan(
     click.get_current_context().exit(max(map(exit_code, plan.refusals), default=DONE))
 
 
-def show_conversion(
-    output: "Output", report: "ConversionReport", *, was_done: bool = False
-) -> None:
+def _stores(members: Sequence["ConvertOptions"]) -> Iterator[Path]:
+    """The sources, and the targets."""
+    return (path for each in members for path in (each.source, each.target))
+
+
+def _finished(members: Sequence["ConvertOptions"]) -> "ConversionReport | None":
+    """The report of an earlier run of the same command, of one source. What is in the way is said
+    by what comes next.
+    """
+    from migrate.report.finished_target import finished_before
+
+    with suppress(DelayStoreError):
+        return finished_before(members[0]) if len(members) == 1 else None
+    return None
+
+
+def _show_conversion(output: "Output", report: "ConversionReport", *, was_done: bool) -> None:
     """The report of one target; ``was_done`` by an earlier run of the same command."""
     from delaywheel.terminal.render.text import conversion_lines, expired_warnings
 
@@ -174,9 +179,18 @@ def show_conversion(
     output.result(report.as_json, conversion_lines(report, clock_ms, was_done=was_done))
 
 
-def _refuse_both(paths: Sequence[Path], manifest: Path | None) -> None:
-    if manifest is not None and paths:
+def _members(
+    paths: Sequence[Path],
+    manifest: Path | None,
+    given: dict[str, Any],
+    named: "Callable[[Sequence[Path], dict[str, Any]], list[ConvertOptions]]",
+) -> "list[ConvertOptions]":
+    """The stores of a manifest, or those that words have ``named``."""
+    if manifest is None:
+        return named(paths, given)
+    if paths:
         raise click.UsageError(f"{MANIFEST_FLAG} names the stores: there is nothing beside it")
+    return _listed(manifest, given)
 
 
 def _into_one(paths: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":

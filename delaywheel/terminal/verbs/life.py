@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``trace``, ``state``, ``cancel`` and ``reschedule``: one message, by its handle or unique key."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -185,12 +184,9 @@ def reschedule(
     moved = [each for each in answers if isinstance(each, Receipt)]
     if moved:
         output.scheduled(moved, now_ms)
-    for answer in _not_moved(answers):
-        output.cancellation(handle or "", answer, now_ms, is_new=False)
+    for answer in answers:
+        if isinstance(answer, Cancellation):
+            output.cancellation(handle or "", answer, now_ms, is_new=False)
     if not answers:
         output.warn(f"{store}: no pending message has the unique key {key}")
     click.get_current_context().exit(DONE if moved else FINDINGS)
-
-
-def _not_moved(answers: list[Receipt | Cancellation]) -> Iterator[Cancellation]:
-    return (answer for answer in answers if isinstance(answer, Cancellation))

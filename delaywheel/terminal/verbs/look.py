@@ -11,9 +11,9 @@ from delaywheel.terminal.options.conversion import (
     now_option,
     offsets_option,
     require_window,
+    window_options,
 )
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, SOURCE_UNREADABLE, loading, verb
 from message_store.files.store_root import StoreRoot
 
@@ -52,8 +52,7 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
 @click.option("--topic", help="Only messages for this topic.")
 @click.option("--level", type=click.IntRange(min=1), help="Only this level.")
 @click.option("--key", help="Only messages with this unique key, or with this among their keys.")
-@click.option("--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}.")
-@click.option("--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}.")
+@window_options
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
 @offsets_option()
 @now_option("Reference time:")

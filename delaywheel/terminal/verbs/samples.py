@@ -13,9 +13,8 @@ from delaywheel.terminal.options.conversion import (
     now_option,
     spark_options,
 )
-from delaywheel.terminal.spark import Settings, started_spark
-from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
-from migrate.spark.master import require_shared_directory
+from delaywheel.terminal.verb import DONE, FINDINGS, Settings, loading, started_spark, verb
+from migrate.spark.cluster import require_shared_directory
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delaywheel.terminal.options.conversion import STORE, all_of, spark_options
+from delaywheel.terminal.options.conversion import STORE, spark_options
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.spark import Settings, started_spark
-from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
-from migrate.spark.master import require_shared_directory
+from delaywheel.terminal.options.types import all_of
+from delaywheel.terminal.verb import DONE, FINDINGS, Settings, loading, started_spark, verb
+from migrate.spark.cluster import require_shared_directory
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output

@@ -19,8 +19,7 @@ from migrate.changes.note import put_offsets
 from migrate.changes.retire import RetireReport, retire, retire_members
 from migrate.changes.undo import roll_back
 from migrate.convert import convert
-from migrate.source.members import ChosenMember
-from migrate.source.replicas import choose_of_group
+from migrate.source.members import ChosenMember, choose_of_group
 from tests.independent.dledger_member import Member, make_member
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.raw_files import read_config

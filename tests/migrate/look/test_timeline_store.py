@@ -18,7 +18,7 @@ from message_store.interface.delay_store import Pending, Severity
 from migrate.look.inspect import inspect_store
 from migrate.look.inspection import TimelineSummary
 from migrate.look.pending import pending_messages
-from migrate.source.sources import WheelNotEmptyError, require_empty_wheel
+from migrate.source.sources import WheelNotEmptyError, require_nothing_left_behind
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
 from tests.independent.real_stores import (
     TIMELINE_55_CLEAN,
@@ -67,7 +67,7 @@ def test_a_table_of_the_wheel_has_the_timeline_in_it(store: RealStore) -> None:
 
 def test_a_conversion_of_the_levels_does_not_leave_them_behind_unsaid(store: RealStore) -> None:
     with pytest.raises(WheelNotEmptyError, match="messages wait in its timer wheel or timeline"):
-        require_empty_wheel(StoreRoot(store.root))
+        require_nothing_left_behind(StoreRoot(store.root))
 
 
 def test_a_conversion_in_place_is_refused(store: RealStore) -> None:

@@ -21,7 +21,7 @@ from migrate.in_place.convert import convert_in_place
 from migrate.look.inspect import inspect_store
 from migrate.look.inspection import StoreInspection
 from migrate.settings import ConvertOptions
-from migrate.source.replicas import find_replicas, same_broker
+from migrate.source.members import find_replicas, same_broker
 from migrate.verify.verify import verify
 from tests.independent.dledger_member import Member, make_member
 from tests.independent.level_store_builder import T0

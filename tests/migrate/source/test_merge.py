@@ -36,7 +36,7 @@ from migrate.quarantine.kept import Quarantine
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.source import sources as sources_module
-from migrate.source.replicas import SameBrokerError
+from migrate.source.members import SameBrokerError
 from migrate.source.sources import SameMessageError
 from migrate.verify.verify import verify, verify_all, verify_alone
 from tests.independent.level_store_builder import LevelMessage, build_level_store

@@ -23,8 +23,13 @@ from migrate.convert import convert
 from migrate.in_place.convert import convert_in_place
 from migrate.look.inspect import inspect_store
 from migrate.settings import ConvertOptions
-from migrate.source.members import EPOCHS_NAME, member_state
-from migrate.source.replicas import choose_of_group, find_replicas, same_broker
+from migrate.source.members import (
+    EPOCHS_NAME,
+    choose_of_group,
+    find_replicas,
+    member_state,
+    same_broker,
+)
 from tests.independent.real_stores import (
     ACTING_SLAVE_55,
     CONTROLLER_55,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from message_store.files.segments import segment_name
-from migrate.source.replicas import find_replicas, same_broker
+from migrate.source.members import find_replicas, same_broker
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 
 LOG_FILE_BYTES = 4096

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from migrate.spark.reasons import reason_of
+from migrate.spark.cluster import reason_of
 from migrate.spark.session import JavaMissingError, require_java
 
 ROOT = Path(__file__).resolve().parents[3]
