@@ -35,12 +35,12 @@ class Entrant(Protocol):
     """Something that takes a workload and leaves a store behind."""
 
     def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
-        """In one sentence why it cannot run like this, here; None where it can. What has to be
-        fetched is fetched now.
+        """Why it cannot run with these settings on this machine, in one sentence; None where it
+        can. Fetches what it needs, such as jars.
         """
 
     def store_bytes(self, workload: Workload) -> int:
-        """What its store takes on the disk at most."""
+        """How many bytes its store takes on the disk at most."""
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress

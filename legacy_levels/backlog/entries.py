@@ -285,7 +285,8 @@ def _of_tail(missing: LogNotes, table: DelayLevels, queue_ends: dict[int, int]) 
         level = queue_id + 1
         if level > table.max_level:
             raise OptionsError(
-                f"the log holds messages of level {level}: {table.text()!r} has none"
+                f"the log holds messages of level {level}, which {table.text()!r} has not; give the"
+                " broker's messageDelayLevel with --level-table"
             )
         own = attrs.evolve(missing, rows=missing.rows[missing.queue_id == queue_id])
         parts.append(_of_notes(own, level, table.delay_ms(level), queue_ends.get(level, 0)))

@@ -42,7 +42,7 @@ class Compiled:
         self.is_kept = True
 
     def add(self, seconds: float, *, is_kept: bool) -> None:
-        """One more was compiled."""
+        """Count a kernel that took so long to compile."""
         self.seconds += seconds
         self.is_kept &= is_kept
 

@@ -158,7 +158,7 @@ class ConsumeQueue(Protocol):
 
     @property
     def max_offset(self) -> int:
-        """One past that of its last."""
+        """The queue offset behind the last entry."""
 
     def unit(self, queue_offset: int) -> tuple[int, int] | None:
         """Where the entry's record lies in the commit log, and its size; None outside."""

@@ -76,7 +76,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
 
 
 def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """Take away every unit: all that the queue has is placed again, and copies in the log tell what
+    """Take away every unit: all that the queue has will be placed, and copies in the log tell what
     is done.
     """
     begin = log.segments.min_offset
