@@ -319,7 +319,7 @@ def test_a_refusal_ends_with_its_sentence_and_the_way_out(
     assert capsys.readouterr().err.splitlines() == [
         "  level 4, queue offset 0, log offset 0: checksum at 0 is wrong",
         "1 pending record cannot be converted; nothing was written",
-        "--on-bad-record quarantine converts the others and keeps these aside",
+        "--on-bad-record quarantine converts the others and quarantines these",
     ]
 
 

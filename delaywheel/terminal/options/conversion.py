@@ -154,7 +154,7 @@ conversion_options = all_of(
         help="The source broker's configuration file, for its messageDelayLevel, and for where its"
         " log and queues lie.",
     ),
-    place_flags,
+    place_flags("SOURCE"),
     click.option(
         "--target-conf",
         type=STORE,
@@ -174,7 +174,7 @@ conversion_options = all_of(
         default="fail",
         show_default=True,
         help="With messages that cannot be converted: write nothing, or convert the others and"
-        " keep these aside.",
+        " quarantine these.",
     ),
     click.option(
         "--after-crash",
