@@ -365,7 +365,7 @@ def _refuse_another_table(
     doubted: Entries, stored_ms: Int64Array, delays_ms: Int64Array, table: DelayLevels
 ) -> None:
     """A due time that lies whole seconds after its store time is one, of a table that was longer:
-    made anew it would be early.
+    computed once more it would be early.
     """
     shown_ms = doubted.due_ms - stored_ms
     is_due_time = (doubted.due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)

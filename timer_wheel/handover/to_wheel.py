@@ -41,7 +41,7 @@ def hand_over(
         raise _too_fine(store, precision_ms, active.slot_precision_ms)
     try:
         asked_ms, offsets, older = _all_that_waits(store, precision_ms)
-    except DamagedIndexError:  # it is void by now, and made anew
+    except DamagedIndexError:  # it is void by now, and rebuilt
         asked_ms, offsets, older = _all_that_waits(store, precision_ms)
     timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
     try:

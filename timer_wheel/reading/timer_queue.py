@@ -70,7 +70,7 @@ def waiting_in_queue(
     """The messages from an offset of the timer queue on, and the offsets that stop a broker.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
-    passed over, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
+    skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
     from placing anything behind it, and is in the second part of the answer.
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)

@@ -170,7 +170,7 @@ def truncate_astray(
 
 def _first_fall(log: LiveTimerLog) -> int | None:
     """The first unit whose record does not lie before that of the next. What a wheel held before it
-    was made anew is gone by now.
+    was rebuilt is gone by now.
     """
     before = TimerRows.empty()
     for rows in log.all_units():
