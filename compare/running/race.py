@@ -128,7 +128,7 @@ def run_race(
     progress: Progress = no_progress,
     entrants: Mapping[str, Entrant] = ENTRANTS,
 ) -> RaceResults:
-    """Run it. With several rounds the engines take turns, and turns at going first.
+    """Run a race. With several rounds the engines take turns, and turns at going first.
 
     An entrant that fails is out, and the others go on.
 

@@ -29,7 +29,10 @@ SEARCHED_ENTRIES = 20_000
 def resume_queue_offset(
     root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, checkpoint: TimerCheckpoint
 ) -> int:
-    """The timer queue's offset from which a starting broker places messages."""
+    """The queue offset from which a broker that starts places messages of the timer queue.
+
+    RocketMQ: TimerMessageStore#recover (5.5.0). Raises FormatError and SourceError.
+    """
     resume = noted_queue_offset(root, commit_log, units, checkpoint)
     if not is_directory(root.timer_queue()):
         return resume

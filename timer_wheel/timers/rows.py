@@ -77,7 +77,7 @@ class TimerRows:
 
     @property
     def position(self) -> Int64s:
-        """Where in the timer log the unit is."""
+        """The timer log position of each unit."""
         return np.asarray(self.table[POSITION])
 
     @property
@@ -97,12 +97,12 @@ class TimerRows:
 
     @property
     def commit_log_offset(self) -> Int64s:
-        """Where the record is."""
+        """The commit log offset of each record."""
         return np.asarray(self.table[LOG_OFFSET])
 
     @property
     def size_bytes(self) -> Int64s:
-        """How long the record is."""
+        """The size of each record."""
         return np.asarray(self.table[SIZE])
 
     @property
