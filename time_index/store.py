@@ -58,8 +58,8 @@ class TimeIndexStore(EngineOnFiles):
     A message is promised for the millisecond that is asked for, within ``settings.retention_ms``.
     ``levels`` are what ``AtLevel`` means.
 
-    Limitations: one thread at a time works, the others wait. No broker reads the index:
-    this engine alone delivers the messages.
+    Limitations: one thread at a time works, the others wait. No broker reads the index: what waits
+    here is delivered by this engine alone.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class TimeIndexStore(EngineOnFiles):
     # --- scheduling -------------------------------------------------------------------------------
 
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
-        """Store a message for later; raises as ``DelayStore.schedule``."""
+        """Store a message for later."""
         store = self.live
         with store.lock:
             if store.is_closed:
@@ -220,7 +220,7 @@ class TimeIndexStore(EngineOnFiles):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """The pending messages that pass every filter; no level is kept."""
+        """What waits and passes every filter; no level is kept."""
         with self.live.reading():
             self._index.place_queued()
             wanted = WaitingFilter(topic, due_after_ms, due_before_ms, unique_key)

@@ -198,7 +198,7 @@ class LevelStore(EngineOnFiles):
     # --- in ---------------------------------------------------------------------------------------
 
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
-        """Store a message for later; raises as ``DelayStore.schedule``."""
+        """Store a message for later."""
         live = self.live
         with live.lock:
             if live.is_closed:
@@ -319,7 +319,7 @@ class LevelStore(EngineOnFiles):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """The pending messages that pass every filter, level by level."""
+        """What waits and passes every filter given, level by level."""
         wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
         with self.live.reading():
             return iterate_pending(self.state, wanted)
@@ -332,7 +332,7 @@ class LevelStore(EngineOnFiles):
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names.
 
-        The entry is neutralised in a way that brokers skip, too.
+        The entry is neutralised, in a way that brokers pass over too.
         """
         with self.live.reading():
             self.live.log.require_unbroken()  # what looks as if it waits may have been delivered

@@ -160,7 +160,7 @@ class LiveBroker:
         self._writer: OffsetsWriter | None = None
 
     def set_time(self, now_ms: int) -> None:
-        """Set the broker's clock. ``System.nanoTime`` follows it forward, and never back."""
+        """Let the broker's clock say so; what nobody sets goes on only when this goes forward."""
         self._nano_time_ms += max(0, now_ms - self._now_ms)
         self._now_ms = now_ms
 
@@ -169,7 +169,7 @@ class LiveBroker:
         return self._now_ms
 
     def nano_time_ms(self) -> int:
-        """``System.nanoTime`` since the opening, in ms."""
+        """How much time went by since the opening."""
         return self._nano_time_ms
 
     def find_consume_queue(self, delay_level: int) -> LevelQueue:
@@ -420,7 +420,7 @@ class ReferenceLevelStore(ClosedOnExit):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """The pending messages that pass every filter, level by level."""
+        """What waits and passes every filter given, level by level."""
         wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
         with self.live.reading():
             return iter([each for each in self._waiting() if _passes(each, wanted)])

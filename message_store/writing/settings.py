@@ -51,4 +51,6 @@ class StoreSettings:
     def _check_queue_file(self, _attribute: object, value: int) -> None:
         if value <= 0 or value % QUEUE_UNIT.size:
             expected = f"a multiple of {QUEUE_UNIT.size} bytes"
-            raise BadFieldError("queue files of a wrong size", expected=expected, found=value)
+            raise BadFieldError(
+                "queue files of a size that is none", expected=expected, found=value
+            )

@@ -17,7 +17,7 @@ TIME_INDEX = info(
 
 
 def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Pending messages where no broker looks. Raises FormatError and SourceError."""
+    """What waits where no broker looks. Raises FormatError and SourceError."""
     if not has_time_index(snapshot.root):
         return
     due_ms = pending_in_time_index(snapshot.root).due_ms

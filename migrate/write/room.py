@@ -61,8 +61,10 @@ def create_staging(plan: Plan, staging: Staging) -> None:
     clear_staging(staging)
     needed = planned_bytes(plan)
     if needed > free_bytes(staging.target.path):
-        free = free_bytes(staging.target.path)
-        raise TargetError(f"{staging.target.path}: {needed:,} bytes are needed, {free:,} are free")
+        raise TargetError(
+            f"{staging.target.path}: {needed:,} bytes are needed, "
+            f"{free_bytes(staging.target.path):,} are free"
+        )
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
     require_renames(staging.path)

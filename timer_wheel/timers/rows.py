@@ -77,7 +77,7 @@ class TimerRows:
 
     @property
     def position(self) -> Int64s:
-        """The timer log position of each unit."""
+        """Where in the timer log the unit is."""
         return np.asarray(self.table[POSITION])
 
     @property
@@ -97,12 +97,12 @@ class TimerRows:
 
     @property
     def commit_log_offset(self) -> Int64s:
-        """The commit log offset of each record."""
+        """Where the record is."""
         return np.asarray(self.table[LOG_OFFSET])
 
     @property
     def size_bytes(self) -> Int64s:
-        """The size of each record."""
+        """How long the record is."""
         return np.asarray(self.table[SIZE])
 
     @property
@@ -112,7 +112,7 @@ class TimerRows:
 
     @property
     def is_roll(self) -> Bools:
-        """Which rows roll when their slot is taken."""
+        """Which rows are placed again when their slot is taken."""
         return np.asarray(self.table[FLAGS] & FLAG_ROLL != 0)
 
 
@@ -206,14 +206,14 @@ class TimerFacts:
 
     @property
     def roll_times(self) -> Int64s:
-        """How often a message has rolled (TIMER_ROLL_TIMES)."""
+        """How often a message has been placed again."""
         return np.asarray(self.table[ROLL_TIMES])
 
     def first_offsets(self, offsets: Int64s) -> Int64s:
         """Where in the log the first record was of each of these messages, which lie at
         ``offsets``: the order in which they were scheduled. -1 where a broker has rolled it.
 
-        A copy that rolled has the complement for its prepared transaction offset, which
+        A copy that goes round again has the complement for its prepared transaction offset, which
         is negative and so no half message's; a broker writes 0, the complement of -1.
         """
         told = ~self.table[PREPARED_OFFSET]
@@ -226,7 +226,7 @@ class TimerFacts:
 
     @property
     def promised_ms(self) -> Int64s:
-        """The promised time of each message."""
+        """When each message was promised for."""
         return promised_times(self.out_ms, self.store_ms, self.precision_ms)
 
     def recall_keys(self) -> list[tuple[int, int]]:

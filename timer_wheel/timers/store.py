@@ -69,7 +69,7 @@ class TimerStore(EngineOnFiles, ABC):
     # --- scheduling -------------------------------------------------------------------------------
 
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
-        """Store a message for later; raises as ``DelayStore.schedule``."""
+        """Store a message for later."""
         store = self.live
         with store.lock:
             if store.is_closed:
@@ -171,7 +171,7 @@ class TimerStore(EngineOnFiles, ABC):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """The pending messages that pass every filter; no level is kept. Raises TargetError: see
+        """What waits and passes every filter; no level is kept. Raises TargetError: see
         ``next_due_ms``.
         """
         with self.live.reading():

@@ -154,7 +154,7 @@ conversion_options = all_of(
         help="The source broker's configuration file, for its messageDelayLevel, and for where its"
         " log and queues lie.",
     ),
-    place_flags("SOURCE"),
+    place_flags,
     click.option(
         "--target-conf",
         type=STORE,

@@ -17,39 +17,33 @@ NAMES = ("commit_log", "consume_queue", "dledger_log")
 
 _FOR_ONE = "--commit-log, --consume-queue and --dledger-log are for one SOURCE"
 _STORE = Place(path_type=Path, readable=False)
+_FLAGS = (
+    click.option(
+        "--commit-log",
+        type=PATHS,
+        metavar="DIR[,DIR]...",
+        help="Where the log lies, if not in the store's commitlog/: all of its directories.",
+    ),
+    click.option(
+        "--consume-queue",
+        type=_STORE,
+        metavar="DIR",
+        help="Where the queues lie, if not in the store's consumequeue/.",
+    ),
+    click.option(
+        "--dledger-log",
+        type=PATHS,
+        metavar="DIR[,DIR]...",
+        help="Where the DLedger log lies, if not in the store's dledger-ID/data.",
+    ),
+)
 
 
-def place_flags(store: str = "STORE") -> Decorator:
-    """``--commit-log``, ``--consume-queue`` and ``--dledger-log`` of the argument of this name, for
-    ``name_given_places``.
-    """
-    flags = (
-        click.option(
-            "--commit-log",
-            type=PATHS,
-            metavar="DIR[,DIR]...",
-            help=f"Where the log of {store} lies, if not in its commitlog/: all directories.",
-        ),
-        click.option(
-            "--consume-queue",
-            type=_STORE,
-            metavar="DIR",
-            help=f"Where the queues of {store} lie, if not in its consumequeue/.",
-        ),
-        click.option(
-            "--dledger-log",
-            type=PATHS,
-            metavar="DIR[,DIR]...",
-            help=f"Where the DLedger log of {store} lies, if not in its dledger-ID/data.",
-        ),
-    )
-
-    def decorate(function: Function) -> Function:
-        for option in reversed(flags):
-            function = option(function)
-        return function
-
-    return decorate
+def place_flags(function: Function) -> Function:
+    """``--commit-log``, ``--consume-queue`` and ``--dledger-log``, for ``name_given_places``."""
+    for option in reversed(_FLAGS):
+        function = option(function)
+    return function
 
 
 def name_given_places(*sources: Path, broker_conf: Path | None, **given: Any) -> dict[str, Any]:
@@ -100,12 +94,11 @@ def place_options(argument: str, *, keeps_conf: bool = False, has_target: bool =
             conf = {"broker_conf": broker_conf} if keeps_conf else {}
             return function(*args, **given, **conf)
 
-        name = "STORE" if argument == "store" else "SOURCE"
         conf_option = click.option(
             BROKER_CONF,
             type=_STORE,
-            help=f"The configuration of {name}'s broker: where log and queues lie.",
+            help="The configuration of the store's broker: where log and queues lie.",
         )
-        return conf_option(place_flags(name)(with_places))
+        return conf_option(place_flags(with_places))
 
     return decorate

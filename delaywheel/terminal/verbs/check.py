@@ -44,7 +44,7 @@ _TARGET_CONF = "--target-conf"
     type=STORE,
     help="The configuration of the broker that a conversion is for, or that shall open this one.",
 )
-@place_flags()
+@place_flags
 @click.option(
     "--level-table",
     type=LEVEL_TABLE,
