@@ -23,7 +23,9 @@ def tell_log(where: str) -> None:
 def read_readable(
     reader: TopicReader, key: QueueKey, from_offset: int, count: int, tell: Tell
 ) -> Sequence[StoredMessage]:
-    """Messages of the queue ``key`` from an offset on. A damaged one is passed over, and told."""
+    """At most ``count`` messages of the queue ``key`` from a queue offset on. ``tell`` is told of
+    each damaged one, which is skipped.
+    """
     try:
         return reader.read(key.queue_id, from_offset, count)
     except FormatError:

@@ -60,7 +60,7 @@ def check_group(group: str) -> None:
     try:
         check_topic(dead_letter_topic(group))
     except BadFieldError as error:
-        what = "no topic can have a group's name in it that is too long, or has such characters"
+        what = "a group's name that is too long for its topics, or has characters that no topic has"
         raise BadFieldError(what, found=repr(group)) from error
 
 

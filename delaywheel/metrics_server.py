@@ -8,7 +8,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from delaywheel.metrics import Metric, prometheus_text
-from message_store.base.errors import DelayStoreError, TargetError
+from message_store.base.errors import DelayStoreError, TargetError, reason_of
 
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +59,7 @@ def serving(metrics: Metrics, host: str, port: int) -> Iterator[int]:
     try:
         server = ThreadingHTTPServer((host, port), partial(_Page, metrics))
     except (OSError, OverflowError) as error:
-        raise TargetError(f"--metrics {host}:{port}: {error}") from error
+        raise TargetError(f"--metrics {host}:{port}: {reason_of(error)}") from error
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()

@@ -22,7 +22,7 @@ HANDLED, ORDERS = Path("handled.txt"), 20
 
 
 def handle(order: Received) -> None:
-    """Work on an order. It is acknowledged when this returns, and comes again after a kill."""
+    """Work on an order. Returning acknowledges it; after a kill it is received again."""
     time.sleep(0.05)
     with HANDLED.open("a") as file:
         file.write(f"{order.keys[0]}\n")

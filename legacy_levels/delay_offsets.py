@@ -215,7 +215,7 @@ def _damaged_file(path: Path, reading: Reading) -> OffsetsFile:
 def decode_delay_offsets(value: JsonValue) -> tuple[dict[int, int], DataVersion | None]:
     """Level to queue offset, and the data version, of a parsed text.
 
-    Quoted numbers count as numbers, other members are passed over. Raises FormatError where a
+    Quoted numbers count as numbers, other members are skipped. Raises FormatError where a
     broker's reader objects.
 
     >>> decode_delay_offsets({"offsetTable": {1: 10, "2": "20"}})[0]

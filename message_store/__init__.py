@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both engines stand on: messages, logs, queues and time. Knows no engine.
+"""What all engines stand on: messages, logs, queues and time. Knows no engine.
 
 ``MessageBatch`` and ``MemoryStore`` are loaded on first use: they import NumPy and Arrow, which
 ``delaywheel --help`` does not need.

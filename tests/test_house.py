@@ -353,6 +353,14 @@ def test_every_verb_ends_its_help_with_a_worked_example(verbs: dict[str, click.C
     assert len(helps) >= 5
 
 
+def test_a_flag_speaks_of_an_argument_that_its_verb_has(verbs: dict[str, click.Command]) -> None:
+    for verb in verbs.values():
+        usage, _, flags = CliRunner().invoke(verb, ["-h"]).output.partition("Options:")
+        assert {"SOURCE", "TARGET", "STORE"} & set(re.findall(r"\b[A-Z]+\b", flags)) <= set(
+            re.findall(r"\b[A-Z]+\b", usage)
+        ), verb.name
+
+
 def test_every_verb_speaks_json(verbs: dict[str, click.Command]) -> None:
     silent = [
         name

@@ -128,14 +128,14 @@ class Bucket:
             self._fresh.append(units)
 
     def load(self) -> None:
-        """Bring to memory what waits. Raises ChecksumError for a file that is not as it was saved,
-        SourceError where the disk refuses.
+        """Bring the pending units to memory. Raises ChecksumError for a file that is not as it was
+        saved, SourceError where the disk refuses.
         """
         if self._rows is None:
             self._rows = self.look()
 
     def look(self) -> Units:
-        """What waits, in the order of delivery; raises as ``load``."""
+        """The pending units, in the order of delivery; raises as ``load``."""
         if self._rows is not None:
             self._merge()
             return self._rows

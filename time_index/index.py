@@ -49,7 +49,7 @@ _PROBLEMS_KEPT = 1_000
 
 
 class TimeIndex:
-    """All that waits in one store, by due time.
+    """The pending messages of one store, by due time.
 
     ``queue`` is what it is an index of, up to the queue offset ``placed_end``; ``losses`` is
     what was wrong with files and entries, ``lost`` are messages that nobody can deliver. Whoever
@@ -201,9 +201,7 @@ class TimeIndex:
         return list(self._starts)
 
     def look(self, start_ms: int, *, keeps: bool = False) -> Units:
-        """What waits in a bucket, in the order of delivery. ``keeps`` leaves it in memory, for who
-        comes again.
-        """
+        """The pending units of a bucket, in order of delivery. ``keeps`` leaves them in memory."""
         bucket = self._buckets.get(start_ms)
         if bucket is None:
             return Units.none()

@@ -107,7 +107,7 @@ class TimerMessageStore:
         self.commit_read_time_ms = self.curr_read_time_ms
 
     def enqueue(self) -> Generator[int, None, bool]:
-        """Read the queue on; whether it had anything. A record that is not there is passed over.
+        """Read the queue on; whether it had anything. A record that is not there is skipped.
         One without TIMER_OUT_MS is tried again for ever, and nothing behind it is enqueued.
         """
         offset = self.curr_queue_offset = max(self.curr_queue_offset, self.queue.min_offset)
@@ -355,7 +355,7 @@ class TimerDequeueGetMessageService(AbstractStateService):
         properties = {} if message is None else message.properties
         topic, key = properties.get(names.REAL_TOPIC, "null"), properties.get(names.UNIQUE_KEY)
         if message is None:
-            request.idempotent_release()  # lost without a word
+            request.idempotent_release()  # lost silently
         elif request.is_delete and not request.is_roll:
             if target := properties.get(names.TIMER_DELETE_UNIQUE_KEY):
                 request.delete_list.add(target)

@@ -50,7 +50,7 @@ class Row:
 
 
 def render_report(results: RaceResults) -> str:
-    """The page."""
+    """The HTML page of a race, whole: it loads nothing."""
     environment = html_environment("compare.report")
     environment.filters.update(iso=iso_time, duration=duration)
     ran = [engine for engine in results.engines if engine.unavailable is None]

@@ -72,7 +72,10 @@ class Account:
 
 
 def account(workload: Workload, seen: Observation) -> Account:
-    """Everything by message. Numbers that no message has are left out: they are not ours."""
+    """What was asked, promised and seen of each message of a workload, a row each by its number.
+
+    Deliveries with numbers that the workload does not have are left out.
+    """
     delivered = seen.delivered or Delivered.nothing()
     seen_ms = seen.rounds.of(delivered)
     count = len(workload)
@@ -97,7 +100,7 @@ def _first_of(number: Int64s, times: Int64s, count: int) -> Int64s:
 
 
 def measure(name: str, workload: Workload, seen: Observation, messages: Account) -> EngineResult:
-    """The figures of one run."""
+    """The figures of one engine's run: rates in messages a second, lateness in ms, counts."""
     once = messages.taken & (messages.count > 0)
     late_ms = (messages.first_seen_ms - messages.asked_ms)[once]
     after_promise_ms = (messages.first_seen_ms - messages.promised_ms)[once]

@@ -185,7 +185,7 @@ class EngineResult:
 
     @property
     def is_right(self) -> bool:
-        """Nothing came early, twice or not at all, and it came to its end."""
+        """Nothing was delivered early, twice or not at all, and it came to its end."""
         return not (self.early or self.missing or self.duplicates or self.has_failed)
 
 

@@ -35,12 +35,12 @@ class Entrant(Protocol):
     """Something that takes a workload and leaves a store behind."""
 
     def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
-        """In one sentence why it cannot run like this, here; None where it can. What has to be
-        fetched is fetched now.
+        """Why it cannot run with these settings on this machine, in one sentence; None where it
+        can. Fetches what it needs, such as jars.
         """
 
     def store_bytes(self, workload: Workload) -> int:
-        """What its store takes on the disk at most."""
+        """How many bytes its store takes on the disk at most."""
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
@@ -119,7 +119,7 @@ class Race:
 def run_race(
     race: Race, progress: Progress = no_progress, entrants: Mapping[str, Entrant] = ENTRANTS
 ) -> RaceResults:
-    """Run it. With several rounds the engines take turns, and turns at going first.
+    """Run a race. With several rounds the engines take turns, and turns at going first.
 
     An entrant that fails is out, and the others go on.
 

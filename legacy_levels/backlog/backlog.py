@@ -50,7 +50,7 @@ class LevelCounts:
     ``queued`` runs from ``from_queue_offset`` to ``to_queue_offset``, of which the last
     ``not_in_queue`` are only in the log; in front of them stand the ``before_queue`` that lie
     between the stored offset and a queue that has lost its first files. ``repaired`` are the due
-    times that were made anew, ``mended`` the entries that led nowhere and whose record was found.
+    times that were computed, ``mended`` the entries that led nowhere and whose record was found.
     """
 
     level: int

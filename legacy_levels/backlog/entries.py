@@ -285,7 +285,8 @@ def _of_tail(missing: LogNotes, table: DelayLevels, queue_ends: dict[int, int]) 
         level = queue_id + 1
         if level > table.max_level:
             raise OptionsError(
-                f"the log holds messages of level {level}: {table.text()!r} has none"
+                f"the log holds messages of level {level}, which {table.text()!r} has not; give the"
+                " broker's messageDelayLevel with --level-table"
             )
         own = attrs.evolve(missing, rows=missing.rows[missing.queue_id == queue_id])
         parts.append(_of_notes(own, level, table.delay_ms(level), queue_ends.get(level, 0)))
@@ -364,7 +365,7 @@ def _refuse_another_table(
     doubted: Entries, stored_ms: Int64Array, delays_ms: Int64Array, table: DelayLevels
 ) -> None:
     """A due time that lies whole seconds after its store time is one, of a table that was longer:
-    made anew it would be early.
+    computed once more it would be early.
     """
     shown_ms = doubted.due_ms - stored_ms
     is_due_time = (doubted.due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)

@@ -96,10 +96,11 @@ def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> 
 
 
 def shown_delays(due_ms: Int64Array, stored_ms: Int64Array) -> Int64Array:
-    """The delays that messages show which are due and were stored then, of those that tell one.
+    """The delays in ms of messages, from their due and store times; shorter than those, because not
+    every message tells one.
 
-    A level is whole seconds: anything else is the store time of a torn record. What was due at
-    once, and waits in level 1 all the same, tells nothing of that level's delay.
+    A level is whole seconds: anything else is the store time of a torn record. A message that was
+    due at once waits in level 1, and tells nothing of that level's delay.
 
     >>> stored = np.array([10**12 + 7] * 4)
     >>> shown_delays(stored + [5_000, 0, 1_234, -3_000], stored).tolist()

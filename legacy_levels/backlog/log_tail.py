@@ -41,7 +41,7 @@ def find_indexed_end(
 ) -> IndexedEnd:
     """The end of the newest record that any consume queue of the store points to.
 
-    Entries whose record is not where they say are passed over.
+    Entries whose record is not where they say are skipped.
     """
     queues = StoreRoot(root).consume_queues
     directories = [queue for topic in list_directories(queues) for queue in list_directories(topic)]

@@ -147,7 +147,7 @@ class _Level:
     def mend(self, delay_ms: int) -> LevelQueue:
         """The queue with the records' places in the entries that are proven to be theirs.
 
-        A due time that is not that of the record is to be made anew.
+        A due time that is not that of the record is to be computed.
         """
         rows = np.flatnonzero(self._may_be_mended())
         rows, records = self._paired(rows)

@@ -151,7 +151,7 @@ class ExpectedUnits:
 
     @classmethod
     def of(cls, units_of_queues: Mapping[int, UnitArray]) -> "ExpectedUnits":
-        """Of the units of these queue ids."""
+        """From the units of each queue, by queue id."""
         none = np.empty(0, QUEUE_UNIT.dtype)
         named = {each: units for each, units in units_of_queues.items() if each < _QUEUE_IDS}
         found = [none] * (max(named, default=-1) + 1)

@@ -239,7 +239,7 @@ class AsyncDelivery(LevelDelivery):
         return is_stored
 
     def _pass_over_bad(self, rows: DueRows, chosen: BoolArray) -> BoolArray:
-        """After a put that failed: what can go nowhere is passed over now, because a broker would
+        """After a put that failed: what can go nowhere is skipped now, because a broker would
         never have put it. Sent again and again, it would hold its level back. Returns the others.
         """
         wanted = np.flatnonzero(chosen)
@@ -289,7 +289,7 @@ class AsyncDelivery(LevelDelivery):
                 self._state.cursors[level].mark_delivered(gone)
 
     def _note_stored(self, rows: DueRows, stored: Int64Array) -> None:
-        """Remember those that reached their topics and were not passed over. Others before them
+        """Remember those that reached their topics and were not skipped. Others before them
         may be under way, so ``_handle_results`` does the rest.
         """
         if self.broker_offsets.table is not None:

@@ -160,7 +160,7 @@ class _Candidates:
     is_odd: Int64Array
 
     def entries(self, rows: list[int]) -> list[list[int]]:
-        """Of some: level, queue offset, place in the log, size, due time."""
+        """Some rows: level, queue offset, commit log offset, size in bytes, due time in ms."""
         columns = (
             *(self.level, self.queue_offset, self.commit_log_offset),
             *(self.size_bytes, self.due_ms),

@@ -54,7 +54,7 @@ class LevelRules:
     """What to do where a broker's way is not safe.
 
     - ``poison``: a record that can never be delivered (REAL_TOPIC or REAL_QID missing or wrong) is
-      passed over and reported by ``check`` (``skip``; 5.x skips it without a word), or blocks its
+      skipped and reported by ``check`` (``skip``; 5.x skips it silently), or blocks its
       level, as in 4.9 (``block``).
     - ``beyond_level``: a due time further away than the level's delay, which a clock set back or a
       shorter level leaves behind, is waited for (``wait``), or the message delivered at once, as

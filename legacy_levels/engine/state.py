@@ -76,7 +76,7 @@ class SkippedMessages(NoteFile[SkippedMessage]):
 @attrs.frozen
 class Losses:
     """``log_bytes`` of the log's end are gone; ``entries`` are how many each level's queue lacked,
-    ``brought_back`` how many of those were made anew from the log.
+    ``brought_back`` how many of those were rebuilt from the log.
     """
 
     log_bytes: int = 0
@@ -320,7 +320,7 @@ def _recover_after_kill(state: LevelState, start: Start) -> None:
         cursors,
         log,
         since=start.since,
-        # Entries that were made anew do not say any more that they were delivered out of turn.
+        # Entries that were rebuilt do not say any more that they were delivered out of turn.
         names_since=state.first_waiting_log_offset() if state.has_new_entries else log.end,
         counted=start.counted,
         newest_ms=newest_ms,

@@ -212,7 +212,7 @@ def _of_level(
 
 
 def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
-    """The record and the due time of all that waits and can be read, level after level."""
+    """The record and the due time of each pending message that can be read, level after level."""
     for cursor in state.cursors.values():
         for _, units, waits in cursor.waiting():
             units = units[waits]

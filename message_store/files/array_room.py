@@ -83,7 +83,8 @@ def _mapped(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | No
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise TargetError(
-                f"{directory}: {size_bytes:,} bytes for columns of messages: {error.strerror}"
+                f"{directory}: no room for {size_bytes:,} bytes more, for columns of"
+                f" messages, for a while: {error.strerror}"
             ) from error
         return None
     finally:

@@ -51,7 +51,7 @@ class Segment:
 
 
 def list_segments(directory: Path) -> tuple[Segment, ...]:
-    """The files of a row in order; links, and names that are not 20 digits, are passed over.
+    """The files of a row in order; links, and names that are not 20 digits, are skipped.
 
     A missing directory is an empty row. Raises SourceError when it cannot be read, and
     BadFieldError for a name that is beyond any offset: no broker starts on one.
@@ -149,7 +149,7 @@ def prefault_by_zeroing(descriptor: int, begin: int, wanted: int, file_bytes: in
 
 
 def list_directories(directory: Path) -> list[Path]:
-    """The directories in a directory, in order of their names; links are passed over.
+    """The directories in a directory, in order of their names; links are skipped.
 
     A missing directory has none. Raises SourceError when it cannot be read.
     """

@@ -267,7 +267,7 @@ class StoreRoot:
 
     def _require_no_links(self, *directories: Path) -> None:
         """Raise SourceError for a link below these, which reading would pass over: the messages
-        behind it would be missed without a word. Raises OSError for what cannot be looked into.
+        behind it would be missed silently. Raises OSError for what cannot be looked into.
         """
 
         def pass_over_missing(error: OSError) -> None:

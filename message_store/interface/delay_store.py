@@ -226,7 +226,7 @@ class TopicReader(Protocol):
     def read(
         self, queue_id: int, from_offset: int, max_messages: int = 32
     ) -> Sequence[StoredMessage]:
-        """The messages of one queue from an ordinal on, in order.
+        """The messages of one queue from a queue offset on, in order.
 
         Fewer than ``max_messages``, or none, where the queue ends. Raises FormatError for a record
         that is damaged.
@@ -242,7 +242,7 @@ class TopicReader(Protocol):
         """The same messages, of at most so many entries of the queue, decoded only as far as
         somebody looks at them. A record that is damaged is in none of them.
 
-        With ``tags_codes``, entries with another tags code may be passed over, and do not count.
+        With ``tags_codes``, entries with another tags code may be skipped, and do not count.
         """
 
     def ranges(self) -> Mapping[int, tuple[int, int]]:
@@ -260,7 +260,8 @@ class DelayStore(Protocol):
     - After ``schedule`` returns, killing the process loses nothing; after ``flush``, losing power
       loses nothing. Opening a store that was killed repeats no delivery.
     - One process writes to a store at a time; its methods may be called from several threads.
-    - Every method raises StoreClosedError after ``close``.
+    - Every method raises StoreClosedError after ``close``. Where the disk refuses, those that write
+      raise TargetError; what returned before that stays as it is.
     """
 
     def schedule(self, message: Message, due: Due) -> Receipt:
@@ -315,18 +316,18 @@ class DelayStore(Protocol):
     ) -> Iterator[Pending]:
         """The pending messages that pass every given filter, in unspecified order.
 
-        ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily, and others may
-        go on with the store: what waits all the while is there once, what comes or goes meanwhile
-        once or not at all, and what went before never. What waits, but was stored again meanwhile,
-        and whose older record retention took, is there once or not at all.
+        ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily, while others may
+        schedule and deliver. A message that is pending throughout is listed once, one that was
+        delivered before never. Any other is listed once or not at all: one that is scheduled or
+        delivered meanwhile, and one that rolls while retention deletes its older record.
         """
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take a message back, by its receipt or by the receipt's handle.
+        """Cancel a pending message, by its receipt or by the receipt's handle.
 
         ``CANCELLED`` means that it will not be delivered, also after a kill; so it is the answer to
         a second call too. A handle cannot tell messages apart that share topic, promised time and
-        unique key, and takes all of them back. A message whose record is damaged counts as one that
+        unique key, and cancels all of them. A message whose record is damaged counts as one that
         never existed: it is not pending, and when it is due ``undelivered`` tells of it. Raises
         BadFieldError for text that is no handle.
         """

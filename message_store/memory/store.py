@@ -143,7 +143,7 @@ class _Entry:
 
 
 class MemoryStore(ClosedOnExit):
-    """``DelayStore`` without files: what waits is sorted by promise and order of placing.
+    """``DelayStore`` without files: pending messages are sorted by promise and order of placing.
 
     ``promise`` is what it promises for a due time (to the millisecond, if not told otherwise),
     ``levels`` what ``AtLevel`` means, ``clock`` stamps what it stores.

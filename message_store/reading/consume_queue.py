@@ -294,9 +294,11 @@ def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueE
 
 
 def resolve_tags_codes(entries: QueueEntries, ext_directory: Path) -> tuple[Int64Array, BoolArray]:
-    """The entries' tags codes with extension addresses followed, and which could not be.
+    """The tags code of each entry (int64), and for which of them it could not be read (bool).
 
-    Where the second array is True, the first still holds the address.
+    An entry may hold the address of an extension unit instead, below MAX_EXT_ADDRESS. The unit is
+    looked up in ``ext_directory``. Where that fails, the first array has the address. RocketMQ:
+    ConsumeQueueExt#unDecorate (4.9.7).
     """
     tags_codes, unresolved = (new_array(len(entries), each) for each in (np.int64, np.bool_))
     tags_codes[:] = entries.units["tags_code"]

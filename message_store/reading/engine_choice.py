@@ -88,7 +88,7 @@ def require_engine(store: StoreRoot, engine: EngineName) -> None:
         present = engines[0]  # of two engines, one is the asked one or is taken over by it
         raise OptionsError(
             f"{store.path}: is a store of {NAMED_ENGINES[present]}; nothing was ever put into its"
-            f" {engine}: leave --engine away, or use another directory"
+            f" {engine}: leave --engine out, or use another directory"
             f"{_TO_A_WHEEL.get(present, '')}"
         )
 

@@ -118,7 +118,7 @@ class QueueSet:
 
 
 def _queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
-    """Topic, queue id and directory of every queue; names that are no queue ids are passed over."""
+    """Topic, queue id and directory of every queue; names that are no queue ids are skipped."""
     return [
         (topic.name, int(queue.name), queue)
         for topic in list_directories(root.consume_queues)

@@ -355,7 +355,7 @@ class LiveStore:
             return self.retention.clean(now_ms, keep_from, make_known)
 
     def flush(self) -> None:
-        """Log, queues, topics, checkpoint: everything of the floor, durably and in this order."""
+        """Sync log, queues, topics and checkpoint, in this order: all that engines share."""
         self._sync_log_and_queues()
         self.write_topics()
         self.write_checkpoint(durably=True)

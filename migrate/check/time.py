@@ -181,7 +181,7 @@ def load_of(snapshot: StoreSnapshot) -> Load:
 
 
 def check_load(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Too much in one second; what is overdue."""
+    """More messages in one second than the broker delivers, and those that are overdue."""
     load = load_of(snapshot)
     if load.overdue and not snapshot.is_running:
         took = span(max(1000, load.overdue * 1000 // load.capacity))

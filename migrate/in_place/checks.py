@@ -246,17 +246,20 @@ def check_wheel(
         entries = counted(queue_end, "entry", "entries")
         raise UnsupportedStoreError(
             f"{root.timer_log}: has no units, where {root.timer_queue()} has {entries}:"
-            " a broker would deliver duplicates, or nothing"
+            " a broker would deliver duplicates, or nothing;"
+            " convert its levels into a fresh store (--levels-only)"
         )
     if len(units) and checkpoint.master_queue_offset == 0:
         raise UnsupportedStoreError(
             f"{root.config_file(TIMER_CHECKPOINT_NAME)}: is missing or empty, where the timer log"
-            " has units: a broker would deliver duplicates"
+            " has units: a broker would deliver duplicates;"
+            " convert its levels into a fresh store (--levels-only)"
         )
     if resume > queue_end:
         raise UnsupportedStoreError(
             f"{root.timer_queue()}: ends at {queue_end:,}, where the wheel took in {resume:,}"
-            " entries: it would skip appended records"
+            " entries: it would skip appended records;"
+            " convert its levels into a fresh store (--levels-only)"
         )
     warnings = []
     if len(units):

@@ -125,11 +125,17 @@ class _InPlace:
                 " to move past; convert into a fresh store"
             )
         if options.to != WHEEL:
-            raise OptionsError("--to says nothing in place: a store stays its own broker's")
+            raise OptionsError(
+                "--to says nothing in place, leave it out: a store stays its own broker's"
+            )
         if options.levels_only:
-            raise OptionsError("--levels-only says nothing in place: the store keeps its own wheel")
+            raise OptionsError(
+                "--levels-only says nothing in place, leave it out: the store keeps its own wheel"
+            )
         if options.now_ms is not None and options.now_ms > self.clock_ms:
-            raise OptionsError("--now is later than this machine's clock")
+            raise OptionsError(
+                "--now is later than this machine's clock: a broker would skip slots"
+            )
         refuse_store(self.root)
         for conf in confs:
             refuse_settings(conf, self.root)

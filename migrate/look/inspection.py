@@ -36,7 +36,7 @@ class WheelSummary:
 
     ``engine`` is "wheel" or "hierarchy": of a hierarchical wheel ``units`` are the rows of its
     index, ``slots_used`` its hours, minutes and seconds, and ``precision_ms`` is 1.
-    ``rolled`` of the pending messages will be placed again before they are due: the first due time
+    ``rolled`` of the pending messages will roll before they are due: the first due time
     and the overdue are those of the others, and ``last_due_ms`` is None then.
     """
 

@@ -51,11 +51,11 @@ class PlannedEntries(Protocol):
 
     @property
     def level(self) -> NDArray[Any]:
-        """Its level."""
+        """The level of each entry."""
 
     @property
     def due_ms(self) -> Int64Array:
-        """When its message is due."""
+        """The due time of each entry."""
 
     @property
     def commit_log_offset(self) -> Int64Array:
@@ -63,7 +63,7 @@ class PlannedEntries(Protocol):
 
     @property
     def size_bytes(self) -> NDArray[Any]:
-        """How long its record is."""
+        """The size of each entry's record."""
 
 
 @attrs.frozen

@@ -131,7 +131,7 @@ def require_report_place(path: Path, *stores: Path) -> None:
             raise TargetError(f"{path}: cannot be written: no ordinary file")
         begins = read_beginning(path.resolve(), len(_PAGE_BEGINS)).lower()
         if begins not in (b"", _PAGE_BEGINS):
-            raise TargetError(f"{path}: is already there, and is no report")
+            raise TargetError(f"{path}: is already there, and is no report; choose another name")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     try:
         with tempfile.TemporaryFile(dir=above):

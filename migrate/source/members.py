@@ -58,7 +58,7 @@ class MemberState:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The group elects the highest."""
+        """Of two members the group elects the one with the higher rank: term or epoch, then end."""
         return self.last_term, self.last_index
 
     def __str__(self) -> str:

@@ -233,7 +233,7 @@ class Comparison:
 
     @classmethod
     def nothing(cls) -> Self:
-        """Both sides hold the same."""
+        """The result where both sides hold the same."""
         none = np.empty(0, np.int64)
         return cls(0, 0, 0, np.empty(0, PAIR), none, none)
 

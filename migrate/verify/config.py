@@ -68,7 +68,7 @@ def config_problems(
     *,
     are_all: bool = True,
 ) -> Iterator[Problem]:
-    """What is wrong beside the messages.
+    """What is wrong with topics, configuration and counts of a target, not with its messages.
 
     ``topics`` are the real topics and their use, of all messages (``are_all``) or of some. Only a
     wheel's counts are kept in a file.

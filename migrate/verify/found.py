@@ -39,7 +39,7 @@ _LOW_BITS = np.uint64(0xFFFF_FFFF)
 def found_records(
     numbers: NDArray[np.int64], digests: NDArray[np.uint64], complaints: NDArray[np.uint8]
 ) -> Found:
-    """Rows of their columns."""
+    """The same three arrays as a table, a row a record."""
     rows = np.empty(len(numbers), FOUND)
     rows["number"], rows["digests"], rows["complaint"] = numbers, digests, complaints
     return rows

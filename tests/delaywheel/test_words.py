@@ -214,11 +214,18 @@ def test_what_no_user_or_group_can_have_is_no_number_of_one(number: str) -> None
         ("99999999999", "looks like seconds"),
         ("10000000000000", "is beyond the year 2286; milliseconds are wanted"),
         ("9" * 5000, "is beyond the year 2286"),
+        ("1969-12-31", "is before 1970"),
     ],
 )
 @pytest.mark.parametrize("flag", ["--now", "--due-before", "--due-after"])
 def test_a_number_that_is_no_time_in_milliseconds(flag: str, number: str, sentence: str) -> None:
     usage_error(run("pending", "S", flag, number), sentence)
+
+
+def test_bytes_that_are_no_text_are_a_body_at_most() -> None:
+    words = ("schedule", "S", "--engine", "wheel", "--after", "1s", "--topic")
+    usage_error(run(*words, "caf\udce9", "--body", "x"), "not UTF-8: 'caf\\udce9'\n")
+    usage_error(run(*words, "t", "--body", "\udcff"), "--body-file takes any bytes")
 
 
 def test_every_flag_that_takes_a_time_says_in_which_zone() -> None:
@@ -319,7 +326,7 @@ def test_a_refusal_ends_with_its_sentence_and_the_way_out(
     assert capsys.readouterr().err.splitlines() == [
         "  level 4, queue offset 0, log offset 0: checksum at 0 is wrong",
         "1 pending record cannot be converted; nothing was written",
-        "--on-bad-record quarantine converts the others and keeps these aside",
+        "--on-bad-record quarantine converts the others and quarantines these",
     ]
 
 

@@ -148,7 +148,7 @@ class OwnCheckpoint:
     else delivered, a broker or an earlier version, whose copies name nothing. Slots up to
     ``parked_until_ms`` may hold what is to roll, whatever their units say.
 
-    ``older`` are slots of other widths, before the wheel was made anew.
+    ``older`` are slots of other widths, before the wheel was rebuilt.
     """
 
     flushed_hand_ms: int

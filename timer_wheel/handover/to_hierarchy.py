@@ -31,7 +31,7 @@ from timer_wheel.wheel.unit_repair import with_right_flags
 
 @attrs.frozen(eq=False)
 class OnWheel:
-    """What waits on a wheel, or on its way there: where the records are, in order.
+    """What is pending on a wheel, or on its way there: where the records are, in order.
 
     ``waits_for_slot_ends`` says whether one of them was promised for the end of a slot; ``older``
     are the wheel's slots, all of them by now.

@@ -32,8 +32,8 @@ def hand_over(
 ) -> tuple[LiveTimers, WheelSettings]:
     """The wheel of a store that was a hierarchical wheel's, and its settings.
 
-    Raises UnsupportedStoreError for slots in which messages would come early, SourceError and
-    TargetError.
+    Raises UnsupportedStoreError for slots in which messages would be delivered early, SourceError
+    and TargetError.
     """
     active = read_active(store.root)
     is_early = active is not None and _is_early(precision_ms, active.slot_precision_ms)
@@ -41,7 +41,7 @@ def hand_over(
         raise _too_fine(store, precision_ms, active.slot_precision_ms)
     try:
         asked_ms, offsets, older = _all_that_waits(store, precision_ms)
-    except DamagedIndexError:  # it is void by now, and made anew
+    except DamagedIndexError:  # it is void by now, and rebuilt
         asked_ms, offsets, older = _all_that_waits(store, precision_ms)
     timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
     try:

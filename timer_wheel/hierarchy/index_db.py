@@ -60,7 +60,7 @@ _READ_BYTES = 4 << 20
 
 
 class DamagedIndexError(FormatError):
-    """An index that cannot be believed: it is made again from the queue."""
+    """An index that cannot be believed: it is rebuilt from the queue."""
 
 
 @attrs.frozen(eq=False)
@@ -182,7 +182,10 @@ class IndexDb:
             raise DamagedIndexError("a state of another length", path=self.path, found=len(content))
         fields = STATE.decode_at(content, 0)
         if fields["version"] != STATE_VERSION:
-            raise SourceError(f"{self.path}: an index of version {fields['version']}, not 1")
+            raise SourceError(
+                f"{self.path}: an index of version {fields['version']}, not {STATE_VERSION};"
+                " open it with the delaywheel that wrote it"
+            )
         return IndexState(**fields)
 
     def newest(self) -> Newest | None:

@@ -72,7 +72,7 @@ class TakenOver:
 
     @classmethod
     def of(cls, store: LiveStore, waiting: Int64s, older: OlderSlots) -> "TakenOver":
-        """All that waits has its record at one of these places of the log."""
+        """Each pending message has its record at one of these places of the log."""
         queue, log = store.queue(TIMER_TOPIC, 0), store.log
         parts = [np.empty(0, bool)]
         for first in range(queue.min_offset, queue.max_offset, _PIECE):

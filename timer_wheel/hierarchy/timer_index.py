@@ -56,7 +56,7 @@ class Batch:
 
 
 class TimerIndex:
-    """Everything that a hierarchical wheel knows of what waits.
+    """Everything that a hierarchical wheel knows of its pending messages.
 
     ``placed_end`` is the queue offset up to which every entry is known here, or is done;
     ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met in the

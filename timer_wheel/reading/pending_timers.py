@@ -46,7 +46,7 @@ class PendingTimers:
 
     @property
     def is_roll(self) -> NDArray[np.bool_]:
-        """Which rows will be placed again and not delivered when their slot is taken."""
+        """Which rows will roll and not be delivered when their slot is taken."""
         return np.asarray(self.flags & FLAG_ROLL != 0)
 
     @property
@@ -67,7 +67,7 @@ class PendingTimers:
 def record_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> StoredMessage | None:
     """The record of exactly this size, as a delivering broker reads it: body CRC unchecked.
 
-    None where there is none; a broker drops such a message without a word.
+    None where there is none; a broker drops such a message silently.
     """
     head = head_layout(0)
     try:

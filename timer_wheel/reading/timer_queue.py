@@ -29,7 +29,10 @@ SEARCHED_ENTRIES = 20_000
 def resume_queue_offset(
     root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, checkpoint: TimerCheckpoint
 ) -> int:
-    """The timer queue's offset from which a starting broker places messages."""
+    """The queue offset from which a broker that starts places messages of the timer queue.
+
+    RocketMQ: TimerMessageStore#recover (5.5.0). Raises FormatError and SourceError.
+    """
     resume = noted_queue_offset(root, commit_log, units, checkpoint)
     if not is_directory(root.timer_queue()):
         return resume
@@ -70,7 +73,7 @@ def waiting_in_queue(
     """The messages from an offset of the timer queue on, and the offsets that stop a broker.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
-    passed over, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
+    skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
     from placing anything behind it, and is in the second part of the answer.
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)

@@ -73,7 +73,7 @@ class QueueOfStore:
 
     @property
     def max_offset(self) -> int:
-        """One past that of its last."""
+        """The queue offset behind the last entry."""
         return self._queue.max_offset
 
     def unit(self, queue_offset: int) -> tuple[int, int] | None:

@@ -62,7 +62,7 @@ class PutMessageStatus(enum.Enum):
     UNKNOWN_ERROR = "unknown", PUT_NEED_RETRY
 
     def outcome(self, *, skips_unknown: bool) -> int:
-        """PUT_OK, PUT_NEED_RETRY or PUT_NO_RETRY; an unknown error may be passed over."""
+        """PUT_OK, PUT_NEED_RETRY or PUT_NO_RETRY; an unknown error may be skipped."""
         is_skipped = skips_unknown and self is PutMessageStatus.UNKNOWN_ERROR
         return PUT_NO_RETRY if is_skipped else self.value[1]
 
@@ -158,7 +158,7 @@ class ConsumeQueue(Protocol):
 
     @property
     def max_offset(self) -> int:
-        """One past that of its last."""
+        """The queue offset behind the last entry."""
 
     def unit(self, queue_offset: int) -> tuple[int, int] | None:
         """Where the entry's record lies in the commit log, and its size; None outside."""
@@ -169,7 +169,7 @@ class MessageStore(Protocol):
 
     def get_message(self, offset_py: int, size_py: int) -> StoredMessage | None:
         """The record that lies there; None where none can be read. One that outgrew the buffer of
-        maxMessageSize + 100 bytes is passed over, and lost (5.4 and later). 5.3 stops at it for
+        maxMessageSize + 100 bytes is skipped, and lost (5.4 and later). 5.3 stops at it for
         ever: raises BadFieldError.
         """
 

@@ -95,9 +95,11 @@ def _hang(wheel: int, dirty: Any, slot: int, hand: int, position: int, flags: in
 def place_units(
     rows: Any, wheel: int, target: int, dirty: Any, precision_ms: int, hand_ms: int, first: int
 ) -> None:
-    """Hang rows on their slots in order, and write their units to ``target``, one behind another.
+    """Append rows to the chains of their slots in order, and write their units to ``target``.
 
-    The rows are those from ``first`` on whose position is that of the row before and a unit.
+    ``rows`` is int64, ROW_COLUMNS by messages. Written are those from column ``first`` on, as far
+    as their positions follow each other. ``wheel`` is the address of the wheel's bytes, ``dirty``
+    has an element for each of its pages. RocketMQ: TimerMessageStore#doEnqueue (5.5.0).
     """
     hand = hand_ms // precision_ms
     unit = target

@@ -34,7 +34,7 @@ def place_all(timers: LiveTimers, now_ms: int, marks: Marks) -> None:
 
 def place_markers(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -> None:
     """Place the whole rest of the queue if a delete marker is in it: a broker that starts late
-    passes over a marker in the queue, and delivers what it took.
+    skips a marker in the queue, and delivers what it took.
     """
     if rest.facts.is_marker.any() and _place_rest(timers, rest, now_ms, marks):
         _leave_only_what_waits(timers)

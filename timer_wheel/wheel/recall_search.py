@@ -122,7 +122,7 @@ def find_markers(
     timers: LiveTimers, from_ms: int, *, mended: TimerRows | None = None
 ) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
-    which were applied when the wheel was made anew (``OlderMarks``). ``mended`` are rows whose
+    which were applied when the wheel was rebuilt (``OlderMarks``). ``mended`` are rows whose
     units still have wrong flags. Records are believed, not flags. What waits in the hand's slot
     because that was over may have its marker before it.
     """

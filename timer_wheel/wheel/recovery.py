@@ -76,7 +76,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
 
 
 def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """Take away every unit: all that the queue has is placed again, and copies in the log tell what
+    """Take away every unit: all that the queue has will be placed, and copies in the log tell what
     is done.
     """
     begin = log.segments.min_offset
@@ -170,7 +170,7 @@ def truncate_astray(
 
 def _first_fall(log: LiveTimerLog) -> int | None:
     """The first unit whose record does not lie before that of the next. What a wheel held before it
-    was made anew is gone by now.
+    was rebuilt is gone by now.
     """
     before = TimerRows.empty()
     for rows in log.all_units():

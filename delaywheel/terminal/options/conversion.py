@@ -195,7 +195,7 @@ conversion_options = all_of(
         default="fail",
         show_default=True,
         help="With messages that cannot be converted: write nothing, or convert the others and"
-        " keep these aside.",
+        " quarantine these.",
     ),
     click.option(
         "--after-crash",

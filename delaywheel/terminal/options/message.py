@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags of ``schedule`` that say which message is stored, and until when."""
 
+import itertools
 from typing import IO, Any
 
 import click
@@ -94,9 +95,9 @@ def _one_request(
     names = dict(properties)
     does_ask = asks(names, start_deliver_time_alias=start_deliver_time_alias)
     due = due_of(at_ms, after_ms, level, asks=does_ask)
-    texts = [topic, body, tags, unique_key, *keys, *(part for pair in properties for part in pair)]
-    for text in texts:
-        _require_unicode(text or "")
+    for text in (topic, tags, unique_key, *keys, *itertools.chain(*properties)):
+        _require_unicode(text or "", "")
+    _require_unicode(body or "", "; --body-file takes any bytes")
     try:
         message = Message(
             topic=topic,
@@ -112,8 +113,8 @@ def _one_request(
     return Request(message, due)
 
 
-def _require_unicode(text: str) -> None:
+def _require_unicode(text: str, way_out: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise click.UsageError(f"not text: {text!r}; --body-file takes any bytes") from error
+        raise click.UsageError(f"not UTF-8: {text!r}{way_out}") from error

@@ -23,19 +23,19 @@ place_flags = all_of(
         "--commit-log",
         type=PATHS,
         metavar="DIR[,DIR]...",
-        help="Where the log of SOURCE lies, if not in its commitlog/: all of its directories.",
+        help="Where the log lies, if not in the store's commitlog/: all of its directories.",
     ),
     click.option(
         "--consume-queue",
         type=_STORE,
         metavar="DIR",
-        help="Where the queues of SOURCE lie, if not in its consumequeue/.",
+        help="Where the queues lie, if not in the store's consumequeue/.",
     ),
     click.option(
         "--dledger-log",
         type=PATHS,
         metavar="DIR[,DIR]...",
-        help="Where the DLedger log of SOURCE lies, if not in its dledger-ID/data.",
+        help="Where the DLedger log lies, if not in the store's dledger-ID/data.",
     ),
 )
 """For ``name_given_places``."""
@@ -92,7 +92,7 @@ def place_options(argument: str, *, keeps_conf: bool = False, has_target: bool =
         conf_option = click.option(
             BROKER_CONF,
             type=_STORE,
-            help="The configuration of SOURCE's broker: where log and queues lie.",
+            help="The configuration of the store's broker: where log and queues lie.",
         )
         return conf_option(place_flags(with_places))
 

@@ -88,7 +88,10 @@ def parse_time(text: str) -> int:
         what = f"{text!r} is neither ISO 8601 nor epoch milliseconds"
         raise click.BadParameter(what) from error
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
+    time_ms = round(moment.timestamp() * 1000)
+    if time_ms < 0:
+        raise click.BadParameter(f"{text!r} is before 1970: brokers have no such times")
+    return time_ms
 
 
 def parse_length(text: str) -> int:

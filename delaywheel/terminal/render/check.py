@@ -88,7 +88,7 @@ def quarantine_lines(
 
 
 def put_back_lines(report: "RestoreReport") -> Iterator[str]:
-    """What goes back, or went."""
+    """What ``put-back`` restored, or would."""
     number, into = len(report.put_back), f"restored into the {report.engine}"
     yield {
         "planned": f"{report.store}: {counted(number, 'record')} would be {into}",

@@ -144,4 +144,4 @@ def nothing_there_line(topic: str, queue_id: int | None, topics: Topics) -> str:
         return f"nothing was ever put into queue {queue_id} of {topic}; it has {there}"
     own = [name for name in topics if name not in SYSTEM_TOPICS]
     held = f"it holds {some(own, LISTED_TOPICS)}" if own else "it holds no topic yet"
-    return f"nothing was ever put into {topic}; {held}"
+    return f"nothing was ever put into {topic or repr('')}; {held}"

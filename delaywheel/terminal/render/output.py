@@ -53,7 +53,7 @@ class Output(Printer):
         for line in (*text.refused_lines(records), *str(error).splitlines()):
             say_on_stderr(printable(line))
         if records:
-            say_on_stderr("--on-bad-record quarantine converts the others and keeps these aside")
+            say_on_stderr("--on-bad-record quarantine converts the others and quarantines these")
         if self.as_json and records:
             listed = [attrs.asdict(record) for record in records]
             try:

@@ -235,7 +235,7 @@ def _signals() -> Iterator[list[str]]:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Begin at this ordinal of each queue.",
+    help="Begin at this queue offset of each queue.",
 )
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
 @place_options("store", has_target=False)

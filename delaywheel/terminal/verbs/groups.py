@@ -28,6 +28,7 @@ from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock, SystemClock
 from message_store.base.durations import DURATION_FORMS
 from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.base.printable import printable
 
 if TYPE_CHECKING:
     from consumer_groups import GroupStore, Received
@@ -217,8 +218,8 @@ def require_group(store: Path, group: str, now_ms: int, hint: str) -> None:
     from migrate.look.groups import groups_in
 
     if group not in (known := groups_in(store, now_ms=now_ms)):
-        names = f"; there are {', '.join(known)}" if known else ""
-        raise click.BadParameter(f"no group {group}{names}", param_hint=hint)
+        names = printable(f"; there are {', '.join(known)}") if known else "; there is none"
+        raise click.BadParameter(f"no group {group!r}{names}", param_hint=hint)
 
 
 @verb("delaywheel dead-letters /tmp/orders billing --redrive")

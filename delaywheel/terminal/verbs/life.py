@@ -65,6 +65,9 @@ def trace(
     else:
         steps = trace_directory(store, unique_key or "")
     output.trace(steps, now_ms, is_full=full)
+    if not steps:
+        what = f"id {offset_id}" if unique_key is None else f"unique key {unique_key}"
+        output.warn(f"{store}: no record of the log has the {what}")
     click.get_current_context().exit(DONE if steps else FINDINGS)
 
 
