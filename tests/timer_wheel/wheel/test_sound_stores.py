@@ -56,7 +56,9 @@ def test_nothing_is_said_of_a_sound_store_and_each_message_counts_once(
         except UnsupportedStoreError:  # a finer wheel, on which messages would come early
             continue
         receipts = [
-            store.schedule(Message("orders", b"0", unique_key=f"{turn}-{number}"), AfterMs(delay_ms))
+            store.schedule(
+                Message("orders", b"0", unique_key=f"{turn}-{number}"), AfterMs(delay_ms)
+            )
             for number, delay_ms in enumerate((900, 5_000, 9_000, 20_000))
         ]
         store.close()
