@@ -61,9 +61,9 @@ BAD_TOPIC = error(
 )
 NO_BODY = warning(
     "record-no-body",
-    "4.9 delivers them; 5.x refuses to store them when they are due, tries again for ever, and its"
-    " level stands still",
-    f"let 4.9 deliver them before an upgrade. {_ASIDE}",
+    "4.9 delivers them, and its push consumer never gets past them. 5.x refuses to store them when"
+    " they are due and tries again for ever: its level stands still",
+    _ASIDE,
 )
 TOO_LARGE = error(
     "record-too-large",

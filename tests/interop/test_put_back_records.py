@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from migrate.convert import convert
+from migrate.quarantine.kept import Quarantine
 from migrate.quarantine.restore import RestoreOptions, restore_records
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import LevelMessage, build_level_store
@@ -33,7 +34,7 @@ def messages(count: int, **wrong: Any) -> list[LevelMessage]:
 
 def quarantined(path: Path) -> Path:
     """A fresh target in which four messages wait. Three lie aside whose DELAY is another's, and one
-    without a body: 4.9 delivers it, and no 5.x broker does.
+    without a body: no 5.x broker delivers it. 4.9 does, and its push consumer never gets past it.
     """
     text = "".join(
         f"{name}\x01{value}\x02"
@@ -75,16 +76,17 @@ def test_records_that_were_put_back_are_delivered_once_and_in_time(
     if engine == "levels":
         store = scratch / f"put-back-{version}" / "levels"
         build_level_store(store, messages(GOOD), topics={TOPIC: 1}, **SIZES)
-    report = restore_records(RestoreOptions(quarantine=target, store=store), execute=True)
-    restored = BAD + (engine == "levels")
-    assert (report.engine, len(report.put_back)) == (engine, restored)
-    assert len(report.in_the_way) == BAD + 1 - restored
+    records = Quarantine(target).records
+    only = [each.file for each in records if engine == "wheel" or "no body" not in each.reason]
+    options = RestoreOptions(quarantine=target, store=store, only=tuple(only))
+    report = restore_records(options, execute=True)
+    assert (report.engine, len(report.put_back)) == (engine, BAD)
+    assert len(report.in_the_way) == len(only) - BAD
     broker = make_broker(version, store, settings=SETTINGS)
-    judge = Judge(broker, scratch / f"put-back-judge-{version}")
-    received = receive(broker, judge, GOOD + restored)
-    assert len(received) == GOOD + restored
+    received = receive(broker, Judge(broker, scratch / f"put-back-judge-{version}"), GOOD + BAD)
+    assert len(received) == GOOD + BAD
     mine = [each for each in received if each.properties.get("mine") == "x"]
-    assert len(mine) == restored
+    assert len(mine) == BAD
     due_ms = {row.promised_ms or 0 for row in report.put_back}
     assert min(each.stored_ms for each in mine) >= min(due_ms)
     assert max(each.stored_ms for each in mine) <= max(due_ms) + 30_000

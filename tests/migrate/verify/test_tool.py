@@ -32,7 +32,7 @@ LEVELS = (3, 5, 16, 18)
 
 def items(count: int = 60) -> list[LevelMessage]:
     plain = [
-        LevelMessage(level=LEVELS[number % 4], topic=f"T{number % 3}", body=b"x" * number)
+        LevelMessage(level=LEVELS[number % 4], topic=f"T{number % 3}", body=b"x" * (number + 1))
         for number in range(count)
     ]
     return [*plain, retry_message(level=5, group="slow")]

@@ -56,7 +56,9 @@ def test_nothing_is_said_of_a_sound_store_and_each_message_counts_once(
         except UnsupportedStoreError:  # a finer wheel, on which messages would come early
             continue
         receipts = [
-            store.schedule(Message("orders", b"", unique_key=f"{turn}-{number}"), AfterMs(delay_ms))
+            store.schedule(
+                Message("orders", b"0", unique_key=f"{turn}-{number}"), AfterMs(delay_ms)
+            )
             for number, delay_ms in enumerate((900, 5_000, 9_000, 20_000))
         ]
         store.close()
@@ -106,7 +108,7 @@ def test_a_width_more_than_is_remembered_loses_nothing_or_is_refused_before_anyt
         width_ms = asked_ms
         with store:
             for delay_ms in (60_037, 60_777, 61_500):
-                message = Message("orders", b"", unique_key=f"{turn}-{delay_ms}")
+                message = Message("orders", b"0", unique_key=f"{turn}-{delay_ms}")
                 receipt = store.schedule(message, AfterMs(delay_ms))
                 promised_ms[receipt.unique_key] = receipt.promised_ms
         clock.tick(137)
