@@ -36,8 +36,9 @@ TABLE: Final = "1s 5s 10s 15s 20s 25s 30s 35s 40s 45s 50s 60s 70s"
 GROUP: Final = "orders"
 
 pytestmark = pytest.mark.nightly
-AFTER: Final = tuple(
-    pytest.param(version, marks=pytest.mark.interop(OLD, version)) for version in (NEWEST, LAST)
+JOURNEYS: Final = tuple(
+    pytest.param(old, new, marks=pytest.mark.interop(old, new))
+    for old, new in ((OLD, NEWEST), (OLD, LAST), (LAST, LAST))
 )
 
 
@@ -53,15 +54,15 @@ def member_settings(*ports: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("new_version", AFTER)
+@pytest.mark.parametrize(("old_version", "new_version"), JOURNEYS)
 def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
-    make_broker: MakeBroker, scratch: Path, tell: Tell, new_version: str
+    make_broker: MakeBroker, scratch: Path, tell: Tell, old_version: str, new_version: str
 ) -> None:
-    here = scratch / f"journey-{new_version}"
+    here = scratch / f"journey-{old_version}-{new_version}"
     here.mkdir()
     delays = level_delays_ms(TABLE)
     port, second, third, *_ = free_ports()
-    old = make_broker(OLD, here / "old", settings=member_settings(port), topics=TOPIC_TABLE)
+    old = make_broker(old_version, here / "old", settings=member_settings(port), topics=TOPIC_TABLE)
     messages = with_levels(varied(31, 600), [*delays], seed=5, ordinary_every=10)
     backlog = fill(old, Judge(old, here / "old-judge"), messages, [GROUP], linger_s=8)
     assert not (backlog.root / "commitlog").is_dir()
@@ -73,9 +74,10 @@ def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
     opened = open_target(new, Judge(new, here / "new-judge"), [GROUP], report["converted"])
     # A member that misses the others is never elected, and serves what it has as a slave.
     still = member_settings(port, second, third)
-    by_the_old = read_still(OLD, still, backlog.root, here, TOPICS)
+    by_the_old = read_still(old_version, still, backlog.root, here, TOPICS)
     late = lateness(backlog.sent, opened.received, delays, due_after_ms=opened.opened_ms)
-    tell(f"{OLD} DLedger to {new_version}, {len(opened.received)} by the new broker: {late}")
+    journey = f"{old_version} DLedger to {new_version}"
+    tell(f"{journey}, {len(opened.received)} by the new broker: {late}")
     assert account(backlog.sent, [*by_the_old, *opened.received], delays).faults == {}
 
 

@@ -21,14 +21,27 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.interface.delay_store import DelayStore
 from message_store.writing.settings import StoreSettings
-from tests.independent.real_stores import ALL_STORES, RealStore, TruthLine, unpack
+from tests.independent.real_stores import (
+    ALL_STORES,
+    LEVELS_551_CLEAN,
+    WHEEL_551_CLEAN,
+    RealStore,
+    TruthLine,
+    unpack,
+)
 from tests.interop.account import user_properties
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Received
 from tests.interop.store_maker import RETRY_TOPIC, read_still
 from tests.interop.workload import TOPICS
 from timer_wheel.wheel.store import WheelStore
 
-DIALECTS: Final = {"4.9.7": Dialect.ROCKETMQ_4_9, "5.5.0": Dialect.ROCKETMQ_5_5}
+STORES: Final = (*ALL_STORES, LEVELS_551_CLEAN, WHEEL_551_CLEAN)
+DIALECTS: Final = {
+    "4.9.7": Dialect.ROCKETMQ_4_9,
+    NEWEST: Dialect.ROCKETMQ_5_5,
+    LAST: Dialect.ROCKETMQ_5_5,
+}
 DEFAULT_BYTES: Final = StoreSettings()
 LEVELS: Final = DelayLevels.parse()
 PRECISION_MS: Final = 1000
@@ -101,8 +114,8 @@ def finish(name: str, scratch: Path) -> Finished:
 @pytest.fixture(scope="module")
 def finished(scratch: Path) -> Mapping[str, Finished]:
     with ThreadPoolExecutor(3) as pool:
-        each = pool.map(lambda name: finish(name, scratch), ALL_STORES)
-        return dict(zip(ALL_STORES, each, strict=True))
+        each = pool.map(lambda name: finish(name, scratch), STORES)
+        return dict(zip(STORES, each, strict=True))
 
 
 def due_ms(line: TruthLine) -> int:
@@ -114,8 +127,8 @@ def due_ms(line: TruthLine) -> int:
 
 
 @pytest.mark.nightly
-@pytest.mark.interop("4.9.7", "5.5.0")
-@pytest.mark.parametrize("name", ALL_STORES)
+@pytest.mark.interop(*DIALECTS)
+@pytest.mark.parametrize("name", STORES)
 def test_what_waited_is_delivered_at_its_time_and_nothing_else(
     name: str, finished: Mapping[str, Finished]
 ) -> None:
@@ -131,8 +144,8 @@ def test_what_waited_is_delivered_at_its_time_and_nothing_else(
 
 
 @pytest.mark.nightly
-@pytest.mark.interop("4.9.7", "5.5.0")
-@pytest.mark.parametrize("name", ALL_STORES)
+@pytest.mark.interop(*DIALECTS)
+@pytest.mark.parametrize("name", STORES)
 def test_a_broker_then_reads_every_message_once_and_as_it_was_sent(
     name: str, finished: Mapping[str, Finished]
 ) -> None:

@@ -17,13 +17,14 @@ import pytest
 from tests.interop.account import account, once
 from tests.interop.conftest import MakeBroker, Tell
 from tests.interop.generated import generate
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge, Received, copy_store
 from tests.interop.ours import delaywheel, delaywheel_lines
 from tests.interop.stages import SMALL_FILES, Backlog, fill, merge, now_ms
 from tests.interop.workload import TOPIC_TABLE, TOPICS, level_delays_ms, varied, with_levels
 
 OLD: Final = "4.9.7"
-NEW: Final = ("5.3.3", "5.5.0")
+NEW: Final = ("5.3.3", NEWEST, LAST)
 GROUP: Final = "orders"
 DELAYS: Final = level_delays_ms("1s 5s 10s 30s 1m 2m 3m")
 HOUR_MS: Final = 3_600_000

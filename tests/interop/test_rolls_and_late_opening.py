@@ -15,11 +15,11 @@ import pytest
 from tests.interop.account import lateness_of
 from tests.interop.conftest import MakeBroker, Tell
 from tests.interop.generated import Converted, faults, generate, receive
-from tests.interop.jars import NEWEST
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge, Received, copy_store
 from tests.interop.stages import SMALL_FILES, convert, now_ms
 
-NEW: Final = ("5.3.3", "5.4.0", "5.5.0")
+NEW: Final = ("5.3.3", "5.4.0", NEWEST, LAST)
 HOUR_MS: Final = 3_600_000
 LATE: Final = 5_000
 ROLLING: Final = 200_000
@@ -32,24 +32,29 @@ ROLLING_SETTINGS: Final[Mapping[str, object]] = {
 
 
 @pytest.mark.nightly
-@pytest.mark.interop(NEWEST)
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(version, marks=pytest.mark.interop(version)) for version in (NEWEST, LAST)],
+)
 def test_many_messages_beyond_the_roll_window_come_once(
-    make_broker: MakeBroker, scratch: Path, tell: Tell
+    version: str, make_broker: MakeBroker, scratch: Path, tell: Tell
 ) -> None:
+    here = scratch / version
+    here.mkdir()
     # Level 5 is a minute, so due in two to three minutes: not within the window before the store
     # is generated and converted, on a slow machine too.
     generated_ms = now_ms() + 120_000
-    source = generate(scratch / "rolling", ROLLING, level=5, generated_ms=generated_ms)
-    target = scratch / "rolling-target"
+    source = generate(here / "rolling", ROLLING, level=5, generated_ms=generated_ms)
+    target = here / "rolling-target"
     store = Converted(source, target, convert(source, target, ROLLING_SETTINGS))
     assert store.report["rolled"] == ROLLING
-    broker = make_broker(NEWEST, store.target)
-    received = receive(broker, Judge(broker, scratch / "rolling-judge"), store.topics, ROLLING)
+    broker = make_broker(version, store.target)
+    received = receive(broker, Judge(broker, here / "rolling-judge"), store.topics, ROLLING)
 
     waiting = store.waiting()
     due = {each["unique_key"]: each["due_ms"] for each in waiting}
     late = lateness_of(due, received)
-    tell(f"{NEWEST}, {len(received):,} messages that rolled every 10 to 20 s: {late}")
+    tell(f"{version}, {len(received):,} messages that rolled every 10 to 20 s: {late}")
     assert len(waiting) == ROLLING
     assert min(int(r.properties["TIMER_ROLL_TIMES"]) for r in received) >= 1
     assert faults(waiting, received) == {}

@@ -13,6 +13,7 @@ import pytest
 from tests.interop.broker import BrokerError
 from tests.interop.conftest import MakeBroker
 from tests.interop.generated import Converted, faults, generate, receive
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge
 from tests.interop.ours import delaywheel_killed_before
 from tests.interop.stages import SMALL_FILES, conversion, convert, now_ms
@@ -31,7 +32,7 @@ RENAMES: Final = ("delaywheel/broker.conf", "delaywheel/staging/*/store/timerwhe
     "version",
     [
         pytest.param(version, marks=pytest.mark.interop(version))
-        for version in ("5.3.3", "5.4.0", "5.5.0")
+        for version in ("5.3.3", "5.4.0", NEWEST, LAST)
     ],
 )
 def test_an_unfinished_target_is_refused_and_finished_by_the_same_command(

@@ -16,10 +16,10 @@ from migrate.spark.session import spark_session
 from tests.interop.account import once, user_properties
 from tests.interop.broker import FRAGMENT
 from tests.interop.conftest import MakeBroker
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge
 from tests.interop.stages import SMALL_FILES, now_ms
 
-VERSION: Final = "5.5.0"
 MESSAGES: Final = 600
 TOPICS: Final = ("Invoices", "coupon-expire")
 ROLL_WINDOW_SLOTS: Final = 10
@@ -30,7 +30,7 @@ COLUMNS: Final = (
     " unique_key string, properties map<string,string>, flag int, sys_flag int"
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.nightly, pytest.mark.interop(VERSION)]
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 
 def table_of(base_ms: int) -> list[dict[str, Any]]:
@@ -56,8 +56,14 @@ def table_of(base_ms: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_written_wheel_is_served_by_a_broker(make_broker: MakeBroker, scratch: Path) -> None:
-    target = scratch / "written"
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(version, marks=pytest.mark.interop(version)) for version in (NEWEST, LAST)],
+)
+def test_a_written_wheel_is_served_by_a_broker(
+    version: str, make_broker: MakeBroker, scratch: Path
+) -> None:
+    target = scratch / f"written-{version}"
     with spark_session("local[2,4]") as spark:
         register_data_sources(spark)
         spark.range(1).count()  # the first job takes its time, which is not to make all overdue
@@ -69,8 +75,8 @@ def test_a_written_wheel_is_served_by_a_broker(make_broker: MakeBroker, scratch:
         options = {**SMALL_FILES, "timerRollWindowSlot": ROLL_WINDOW_SLOTS, "now": written_ms}
         writing.options(**options).save(str(target))  # type: ignore[arg-type]
     assert (target / FRAGMENT).is_file()
-    broker = make_broker(VERSION, target, settings={"autoCreateTopicEnable": "false"})
-    judge = Judge(broker, scratch / "judge")
+    broker = make_broker(version, target, settings={"autoCreateTopicEnable": "false"})
+    judge = Judge(broker, scratch / f"judge-{version}")
     with (
         broker,
         judge.consume(TOPICS, "readers", expect=MESSAGES, deadline_s=180, settle_s=3) as consumer,
