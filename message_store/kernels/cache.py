@@ -14,8 +14,11 @@ alone.
 import hashlib
 import os
 import re
+import signal
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -156,6 +159,27 @@ class KernelLocator:
 _LOCATOR = f"{KernelLocator.__module__}.{KernelLocator.__qualname__}"
 
 
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for what is within. LLVM runs Python in between, where an
+    exception is lost: a compilation without its result follows, or a crash at the end.
+    """
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    before: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
+            if callable(handler := signal.getsignal(number)):
+                before[number] = handler
+                signal.signal(number, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        for stopped, handler in before.items():
+            signal.signal(stopped, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
 def kernel(*signatures: str) -> Callable[[F], F]:
     """A compiled function of exactly these numba signatures, without the GIL, cached where
     possible.
@@ -178,13 +202,14 @@ def kernel(*signatures: str) -> Callable[[F], F]:
                 config.CACHE_LOCATOR_CLASSES = _LOCATOR
         is_kept = directory is not None and digest is not None
         try:
-            compiled: Any = numba.njit(
-                list(signatures),
-                nogil=True,
-                cache=is_kept,
-                error_model="numpy",
-                boundscheck=False,
-            )(function)
+            with interrupted_later():
+                compiled: Any = numba.njit(
+                    list(signatures),
+                    nogil=True,
+                    cache=is_kept,
+                    error_model="numpy",
+                    boundscheck=False,
+                )(function)
         finally:
             config.CACHE_DIR = applications  # an application's own kernels go where it says
             if locators is not None:

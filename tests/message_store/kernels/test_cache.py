@@ -4,6 +4,7 @@
 import ast
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,17 @@ def test_what_was_compiled_is_known_and_whether_it_is_kept(
     nowhere = f"import tempfile; tempfile.tempdir = {str(tmp_path / 'file')!r}; {code}"
     (tmp_path / "file").write_text("")
     assert run(nowhere, home=tmp_path / "file", path=small_project) == "True False"
+
+
+def test_ctrl_c_waits_for_a_compilation() -> None:
+    steps = []
+
+    def compile_and_be_interrupted() -> None:
+        with cache.interrupted_later():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("compiled")
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_and_be_interrupted()
+    assert steps == ["compiled"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
