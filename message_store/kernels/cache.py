@@ -161,7 +161,7 @@ _LOCATOR = f"{KernelLocator.__module__}.{KernelLocator.__qualname__}"
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for what is within. LLVM calls back into Python, where an
+    """Let Ctrl-C and SIGTERM wait for what is within. LLVM runs Python in between, where an
     exception is lost: a compilation without its result follows, or a crash at the end.
     """
     came: list[int] = []
@@ -174,10 +174,10 @@ def interrupted_later() -> Iterator[None]:
                 signal.signal(number, lambda number, _frame: came.append(number))
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
+        for stopped, handler in before.items():
+            signal.signal(stopped, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def kernel(*signatures: str) -> Callable[[F], F]:
