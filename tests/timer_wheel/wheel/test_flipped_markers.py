@@ -62,13 +62,13 @@ def leave(path: Path, engine: str, end: str) -> Left:
     assert isinstance(store, TimerStore)
     store.advance(START_MS)
     receipts = [
-        store.schedule(Message("orders", b"", unique_key=f"K{number}"), AfterMs(delay_ms))
+        store.schedule(Message("orders", b"x", unique_key=f"K{number}"), AfterMs(delay_ms))
         for number, delay_ms in enumerate((3_000, 4_000, 5_000, 4_000, 5_000, 4_000))
     ]
     begin = store.live.log.end
     assert store.cancel(receipts.pop(3)) is Cancellation.CANCELLED
     marker = range(begin, store.live.log.end)
-    receipts.append(store.schedule(Message("orders", b"", unique_key="L"), AfterMs(4_000)))
+    receipts.append(store.schedule(Message("orders", b"x", unique_key="L"), AfterMs(4_000)))
     if end == "closed":
         store.close()
     else:
@@ -158,7 +158,7 @@ def test_a_cancel_that_took_place_is_no_damage_when_its_unit_is_lost(tmp_path: P
     """The slot of the marker was over at the last flush."""
     clock = ManualClock(START_MS)
     store = ENGINES["wheel"].open(tmp_path, clock, False)
-    receipt = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(3_000))
+    receipt = store.schedule(Message("orders", b"x", unique_key="K"), AfterMs(3_000))
     assert store.cancel(receipt) is Cancellation.CANCELLED
     clock.tick(60_000)
     assert len(store.advance(clock.now_ms())) == 0
