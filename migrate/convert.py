@@ -43,7 +43,7 @@ from migrate.progress import Progress, no_progress
 from migrate.report.finished_target import finished_before
 from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
 from migrate.report.report import ConversionPlan, ConversionReport, DueTimes, Seconds
-from migrate.settings import ConvertOptions
+from migrate.settings import HIERARCHY, ConvertOptions
 from migrate.source.merge import require_mergeable
 from migrate.source.sources import SourceSet
 from migrate.spark.tasks import write_index, write_logs
@@ -397,7 +397,9 @@ class _Conversion:
 
     def _seal(self) -> None:
         require_unused(self.staging)
-        if is_published(self.staging):  # stopped between the last rename and the report
+        is_index = self.plan.engine == HIERARCHY  # made of the log, which may have its place by now
+        # Stopped between the last rename and the report, or before it.
+        if is_published(self.staging) or (is_index and is_publishing(self.staging)):
             publish(self.staging)
             return
         self.progress("seal", 0, 1)
