@@ -243,13 +243,12 @@ class ConsumerGroup:
         key, stored = self._key(message), message.stored
         with self._store.lock:
             progress = self._table.find(key)
-            if progress is None or progress.is_done(stored.queue_offset):
-                return
-            record = given_back(stored, topic, reconsume_times)
-            self._table.give_back(key, stored, record, is_synced=self.is_synced)
-            self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
-            self._table.gave_back(key, stored)
-        if self.is_synced:
+            if progress is not None and not progress.is_done(stored.queue_offset):
+                record = given_back(stored, topic, reconsume_times)
+                self._table.give_back(key, stored, record, is_synced=self.is_synced)
+                self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
+                self._table.gave_back(key, stored)
+        if self.is_synced:  # also what another thread has just stored for it
             self._store.flush()
 
     def _hold(self, message: Received, due: Due | None) -> None:

@@ -165,19 +165,24 @@ def interrupted_later() -> Iterator[None]:
     exception is lost: a compilation without its result follows, or a crash at the end.
     """
     came: list[int] = []
+
+    def later(number: int, _frame: object) -> None:
+        came.append(number)
+
     is_main = threading.current_thread() is threading.main_thread()
     before: dict[int, Any] = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
             if callable(handler := signal.getsignal(number)):
                 before[number] = handler
-                signal.signal(number, lambda number, _frame: came.append(number))
+                signal.signal(number, later)
         yield
     finally:
         for stopped, handler in before.items():
-            signal.signal(stopped, handler)
-    if came:
-        signal.raise_signal(came[0])
+            if signal.getsignal(stopped) == later:  # else somebody has changed it since
+                signal.signal(stopped, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def kernel(*signatures: str) -> Callable[[F], F]:

@@ -30,7 +30,9 @@ from timer_wheel.format.wheel_math import out_ms
 _TOO_LARGE_BYTES = 4 << 20
 _NEAR_A_LIMIT_BYTES = 300
 _LONG_PROPERTIES_BYTES = PROPERTIES_MAX_BYTES - _NEAR_A_LIMIT_BYTES
-"""Records near a limit may be in quarantine although nothing is wrong with them."""
+"""Records near a limit, and those without a body, may be in quarantine although nothing is wrong
+with them.
+"""
 _OUT_DIGITS = 13
 """A due time with more or fewer digits is none, and reason enough."""
 
@@ -133,7 +135,7 @@ def _is_at_a_limit(reader: SegmentReader, messages: PendingMessages, number: int
         check_topic(dict(split_entries(message.properties_text))[REAL_TOPIC.encode()].decode())
     except (FormatError, UnicodeDecodeError, KeyError):
         return True
-    return len(message.properties_text) > _LONG_PROPERTIES_BYTES
+    return not message.body or len(message.properties_text) > _LONG_PROPERTIES_BYTES
 
 
 def own_entries(entries: NDArray[np.void], share: Share | None) -> NDArray[np.void]:

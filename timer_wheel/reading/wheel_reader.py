@@ -223,6 +223,7 @@ def read_wheel_store(
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
         if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
             alone = alone[:0]
+        alone = alone[alone >= commit_log.min_offset]  # retention takes messages that are due
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
         timers, recalled = left.timers, of(left.timers)

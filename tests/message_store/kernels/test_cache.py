@@ -172,3 +172,24 @@ def test_ctrl_c_waits_for_a_compilation() -> None:
         compile_and_be_interrupted()
     assert steps == ["compiled"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_not_lost_with_a_compilation_that_fails() -> None:
+    def fail() -> None:
+        with cache.interrupted_later():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_came_meanwhile_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with cache.interrupted_later():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
