@@ -50,6 +50,7 @@ from migrate.spark.tasks import write_index, write_logs
 from migrate.write.log_file import SourceShare
 from migrate.write.owner import tidy_up
 from migrate.write.publishing import (
+    is_published,
     is_publishing,
     publish,
     refuse_links,
@@ -396,7 +397,7 @@ class _Conversion:
 
     def _seal(self) -> None:
         require_unused(self.staging)
-        if is_publishing(self.staging):  # all was written before; some of it is in its place
+        if is_published(self.staging):  # stopped between the last rename and the report
             publish(self.staging)
             return
         self.progress("seal", 0, 1)

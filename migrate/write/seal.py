@@ -10,7 +10,7 @@ from migrate.settings import WHEEL
 from migrate.write.hierarchy_index import seal_index
 from migrate.write.large_files import write_sparse
 from migrate.write.log_file import SourceShare
-from migrate.write.publishing import publish
+from migrate.write.publishing import is_publishing, publish
 from migrate.write.staging import Staging, sync_tree
 from migrate.write.target_config import TopicDemand, config_files, sum_demands
 from timer_wheel.format.checkpoint import (
@@ -48,7 +48,9 @@ def seal(
 
     Order: small files and slots (or the index of a hierarchical wheel), fsync of all files and
     directories, renames, and the wheel last. Notes are synced too: a stopped publishing needs them
-    to continue. The plan's arrays are not: a continued run computes them. Raises TargetError.
+    to continue. The plan's arrays are not: a continued run computes them. Where the renames had
+    begun, small files are written again: a broker that was started by mistake has written its own
+    before it gave up. Raises TargetError.
     """
     files = config_files(sources, demands, rows.settings.topic_type)
     if rows.engine == WHEEL:
@@ -58,7 +60,7 @@ def seal(
         replace_file(path, content, is_durable=False)  # all of it is synced below
     if rows.engine == WHEEL:
         _write_slots(rows, staging.store)
-    else:
+    elif not is_publishing(staging):  # else it is whole, and the log may be in its place
         seal_index(rows, staging)
     sync_tree(staging.path, exclude=staging.plan_arrays)
     publish(staging)

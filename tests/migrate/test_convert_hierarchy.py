@@ -202,6 +202,20 @@ def test_a_conversion_that_was_stopped_ends_in_the_same_store(
     assert number > 120
 
 
+def test_what_a_broker_wrote_before_it_gave_up_is_written_over(
+    options: ConvertOptions, tmp_path: Path
+) -> None:
+    right = tmp_path / "never-stopped"
+    convert(attrs.evolve(options, target=right))
+    moved = options.target / "commitlog"
+    with stopping_before(options.target, lambda _: moved.exists()), pytest.raises(Stopped):
+        convert(options)
+    (options.target / "config" / "topics.json").write_bytes(b"{}")
+    convert(options)
+    assert log_and_queue(options.target) == log_and_queue(right)
+    assert content_of(options.target) == content_of(right)
+
+
 def test_a_target_that_was_begun_for_another_engine_is_refused(options: ConvertOptions) -> None:
     with stopping_before(options.target, 40), pytest.raises(Stopped):
         convert(options)

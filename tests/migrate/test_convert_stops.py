@@ -196,6 +196,28 @@ def test_a_log_file_that_is_damaged_while_it_is_published_is_not_called_finished
     assert_cannot_be_booted(options.target)
 
 
+@pytest.mark.parametrize("behind", ["config", "timerlog", "commitlog"])
+def test_what_a_broker_wrote_before_it_gave_up_is_written_over(
+    behind: str, options: ConvertOptions, right: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timercheck may say that nothing was placed: a broker would place all a second time."""
+    real = os.replace
+
+    def stop(one: Path, other: Path) -> None:
+        real(one, other)
+        if other == options.target / behind:
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop)
+        with pytest.raises(Stopped):
+            convert(options)
+    for name in ("timercheck", "topics.json", "timermetrics", "consumerOffset.json"):
+        (options.target / "config" / name).write_bytes(bytes(48))
+    convert(options)
+    assert broker_files(options.target) == right
+
+
 def test_a_continued_run_keeps_its_now(tmp_path: Path, options: ConvertOptions) -> None:
     stop_in_the_middle(options)
     report = convert(options_for(tmp_path, now_ms=None, on_bad_record="quarantine"))
