@@ -18,6 +18,7 @@ import pytest
 
 from message_store.base import parallel as parallel_map
 from message_store.base.errors import DelayStoreError
+from migrate.write import staging
 from tests.simulation.bench import Bench
 from tests.simulation.migrations import MIGRATIONS, Migration
 from tests.simulation.scenarios import ENGINE_SCENARIOS, Step
@@ -308,6 +309,7 @@ def watched(disk: SimulatedDisk) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch, _no_waiting(), simulated(disk):
         patch.setattr(parallel_map, "core_count", lambda: 1)
+        patch.setattr(staging, "_SYNCED_AT_ONCE", 1)
         patch.setattr(time, "perf_counter", lambda: 0.0)  # how long it took is in reports
         numbers = itertools.count()
         patch.setattr(secrets, "token_hex", lambda size: f"{next(numbers):0{2 * size}x}")

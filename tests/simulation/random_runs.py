@@ -28,6 +28,7 @@ import attrs
 import pytest
 
 from message_store.base import parallel
+from migrate.write import staging
 from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, MOVES, Drawn
 from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS
 from tests.simulation.group_strikes import StruckGroupRun
@@ -71,6 +72,7 @@ def run_seed(
     """One run, in one thread also where it only reads: there is a process for each core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "core_count", lambda: 1)
+        patch.setattr(staging, "_SYNCED_AT_ONCE", 1)
         if focus == KILLS:  # a listing stops between two slots
             patch.setattr(waiting, "_SLOTS_AT_ONCE", 1)
         if focus is None and seed % MIGRATION_EVERY == 0:
