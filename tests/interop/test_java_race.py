@@ -46,8 +46,7 @@ def test_a_stock_engine_runs_the_race(name: str, tmp_path: Path, tell: Tell) -> 
     due_ms = asked.starting_at(seen.start_ms).due_ms[delivered.number]
     assert (seen.promised_ms[delivered.number] >= due_ms).all()
     late_ms = delivered.stored_ms - seen.promised_ms[delivered.number]
-    # On a busy machine RocketMQ's wheel is told of a message so late that it waits for no slot.
-    assert (delivered.stored_ms >= due_ms).all()
+    assert late_ms.min() >= 0
     assert seen.usage.at_ms
     assert seen.costs.bytes_on_disk > MESSAGES * 1_024
     assert not (tmp_path / "store" / "abort").exists()

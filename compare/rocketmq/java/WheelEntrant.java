@@ -15,6 +15,7 @@ import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAService;
+import org.apache.rocketmq.store.timer.TimerMessageStore;
 
 /**
  * RocketMQ 5's DefaultMessageStore with its TimerMessageStore. The broker's own controller puts the
@@ -104,7 +105,9 @@ public final class WheelEntrant extends Entrant {
                 return failed(result.getPutMessageStatus());
             }
             long slotEndMs = -Math.floorDiv(-deliverMs, precisionMs) * precisionMs;
-            return deliverMs <= nowMs ? nowMs : slotEndMs;
+            // The store looks at the clock itself: what is due by then never goes to the wheel.
+            boolean isOnWheel = TimerMessageStore.TIMER_TOPIC.equals(message.getTopic());
+            return isOnWheel ? slotEndMs : Math.max(nowMs, deliverMs);
         }
 
         @Override
