@@ -243,9 +243,10 @@ def _queue(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     state, queue = files.state, files.queue
     if snapshot.is_running:
         return  # they are a second apart
-    if state.blocking_queue_offsets:
-        first = state.blocking_queue_offsets[0]
-        behind = counted(queue.queue_max - first - 1, "entry is", "entries are")
+    if state.blocking:
+        first, _ = state.blocking[0]  # what no queue has yet counts as well
+        last = int(state.pending.queue_offset.max(initial=max(first, queue.queue_max - 1)))
+        behind = counted(last - first, "entry is", "entries are")
         problem = f"the record of queue offset {first} has no due time; {behind} behind"
         yield QUEUE_BLOCKED.at("timer queue", problem)
     noted = max(state.checkpoint.last_queue_offset, state.checkpoint.master_queue_offset)

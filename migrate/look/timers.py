@@ -138,8 +138,8 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
             " 5.3.3, which a broker of 5.4 or newer heeds only with"
             " appendTopicForTimerDeleteKey=true"
         )
-    if state.blocking_queue_offsets:
-        first = state.blocking_queue_offsets[0]
+    if state.blocking:
+        first, _ = state.blocking[0]
         yield f"the wheel stops at offset {first} of its queue: that record has no due time"
     if len(state.shared_positions):
         units = counted(len(state.shared_positions), "unit")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -12,7 +11,6 @@ import attrs
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
-from message_store.reading.consume_queue import read_queue
 from timer_wheel import pending_records, read_wheel_store
 
 
@@ -53,25 +51,15 @@ def look_as_a_broker(
         after_crash=recovers_queues,
     )
     wrong = [f"shared: {each}" for each in state.shared_positions.tolist()]
-    places = _places_of(root, state.blocking_queue_offsets)
     # A broker checks the lengths and the body of a record, not its properties. Torn there alone, a
     # record of its own stops it too (RocketMQ: CommitLog#checkMessageAndReturnSize); nobody was
     # told that such a record is durable, and none behind it.
-    wrong += [f"blocking: {queue_offset}" for queue_offset, at in places if at < torn_from]
+    wrong += [f"blocking: {queue_offset}" for queue_offset, at in state.blocking if at < torn_from]
     slots = state.pending.slot_time_ms.tolist()
     with SegmentReader(root.commit_log) as log:
         records = zip(pending_records(log, state.pending), slots, strict=True)
         found = [(each.unique_key or "", slot_ms) for each, slot_ms in records if each is not None]
     return BrokerView(found, wrong)
-
-
-def _places_of(root: StoreRoot, queue_offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Where in the log the records of these entries of the timer queue are."""
-    queue = read_queue(root.timer_queue())
-    return [
-        (each, int(queue.commit_log_offset[each - queue.first_queue_offset]))
-        for each in queue_offsets
-    ]
 
 
 def found_by_a_broker(path: Path, now_ms: int, *, snapshots_on: bool = False) -> Counter[str]:

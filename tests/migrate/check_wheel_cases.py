@@ -203,6 +203,11 @@ CASES = [
         make=wheel(blocked, last_queue_offset=3),
         says="queue offset 3 has no due time; 1",
     ),
+    Case(
+        code="timer-queue-blocked",
+        make=then(wheel(blocked, queued=3), lambda root: (root / "abort").touch()),
+        says="queue offset 3 has no due time; 1 entry is behind",
+    ),
     Case(code="timer-queue-lost", make=wheel(skipped), says="to 1 message before queue offset 5"),
     Case(code="timer-placed-again", make=wheel(master_queue_offset=0), says="3 entries from 0 on"),
     Case(

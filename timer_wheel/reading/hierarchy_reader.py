@@ -145,7 +145,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         recalled_by_topic_count=0,
         done_already_count=done_count,
         expired_count=int((~is_there).sum()),
-        blocking_queue_offsets=blocking,
+        blocking=blocking,
         shared_positions=int64s([]),
         timeline=None,
     )

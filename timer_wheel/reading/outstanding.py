@@ -33,7 +33,7 @@ from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
 from timer_wheel.reading.copies import Copies, is_copy, is_roll, records_from
 from timer_wheel.reading.delete_markers import Cancelled
-from timer_wheel.reading.pending_timers import PendingTimers, pending_records
+from timer_wheel.reading.pending_timers import Blocking, PendingTimers, pending_records
 from timer_wheel.reading.timeline import Timeline, read_timeline
 from timer_wheel.reading.timer_queue import resume_queue_offset, to_be_placed, waiting_in_queue
 
@@ -49,13 +49,13 @@ class LogSince:
     """What the newest part of the log holds.
 
     ``newest_ms`` is when the last record was stored. ``not_in_queue`` are timed messages that their
-    queue does not know, ``blocking_queue_offsets`` those of them that will stop a broker.
+    queue does not know, ``blocking`` those of them that will stop a broker.
     """
 
     copies: Copies
     newest_ms: int
     not_in_queue: PendingTimers
-    blocking_queue_offsets: tuple[int, ...]
+    blocking: Blocking
 
 
 def read_log_since(
@@ -163,7 +163,7 @@ class Outstanding:
     timers: PendingTimers
     timeline: Timeline | None
     resume_queue_offset: int
-    blocking_queue_offsets: tuple[int, ...] = ()
+    blocking: Blocking = ()
     done_already_count: int = 0
     expired_count: int = 0
     placed_again_count: int = 0
@@ -215,7 +215,7 @@ def outstanding(
         since = read_log_since(root, commit_log, since_ms, queue)
     if since is not None and after_crash:
         timers = timers.followed_by(since.not_in_queue)
-        blocking += since.blocking_queue_offsets
+        blocking += since.blocking
     if after_crash or timeline is not None:  # first, for what was delivered is the last of a series
         timers = _without_rolled(timers, commit_log)
     if since is not None:

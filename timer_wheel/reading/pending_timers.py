@@ -2,6 +2,7 @@
 """Pending messages of a wheel as columns, and the records behind the rows."""
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import attrs
 import numpy as np
@@ -17,6 +18,9 @@ from timer_wheel.format.wheel_math import Int64Array
 
 NOT_IN_QUEUE = -1
 """The queue offset of what has left the timer queue."""
+
+Blocking: TypeAlias = tuple[tuple[int, int], ...]
+"""The queue offset and the commit log offset of each record that stops a broker."""
 
 
 @attrs.frozen(eq=False)

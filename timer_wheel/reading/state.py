@@ -9,7 +9,7 @@ from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.wheel_math import (
     Int64Array,
 )
-from timer_wheel.reading.pending_timers import PendingTimers
+from timer_wheel.reading.pending_timers import Blocking, PendingTimers
 from timer_wheel.reading.timeline import Timeline
 
 
@@ -25,8 +25,8 @@ class WheelState:
     other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
     because the log shows that they were done before a crash. ``unit_count`` and
     ``slots_used`` count the timer log's units and the slots that are yet to be read.
-    ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
-    are queue entries that a broker cannot get past, ``shared_positions`` units that it would
+    ``expired_count`` units point to records that retention has deleted. ``blocking`` are queue
+    entries that a broker cannot get past, ``shared_positions`` units that it would
     deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
     the wheel, and the checkpoint lets a broker place them once more. ``unlinked_count`` units are
     in slots to come, and no chain reaches them (0 ``after_crash``: they may be of what is done).
@@ -45,7 +45,7 @@ class WheelState:
     recalled_by_topic_count: int
     done_already_count: int
     expired_count: int
-    blocking_queue_offsets: tuple[int, ...]
+    blocking: Blocking
     shared_positions: Int64Array
     timeline: Timeline | None
     placed_again_count: int = 0

@@ -20,7 +20,7 @@ from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_M
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
-from timer_wheel.reading.pending_timers import PendingTimers, record_at
+from timer_wheel.reading.pending_timers import Blocking, PendingTimers, record_at
 
 SEARCHED_ENTRIES = 20_000
 """How far down the queue a broker looks for the entry of the last unit's record."""
@@ -69,8 +69,8 @@ def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) 
 
 def waiting_in_queue(
     queue: QueueEntries, commit_log: SegmentReader, from_queue_offset: int
-) -> tuple[PendingTimers, tuple[int, ...]]:
-    """The messages from an offset of the timer queue on, and the offsets that stop a broker.
+) -> tuple[PendingTimers, Blocking]:
+    """The messages from an offset of the timer queue on, and the entries that stop a broker.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
     skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
@@ -88,8 +88,8 @@ def waiting_in_queue(
 
 def to_be_placed(
     records: Iterable[tuple[int, int, int, StoredMessage]],
-) -> tuple[PendingTimers, tuple[int, ...]]:
-    """Records of the timer topic as rows that wait in the queue; and offsets that stop a broker.
+) -> tuple[PendingTimers, Blocking]:
+    """Records of the timer topic as rows that wait in the queue; and those that stop a broker.
 
     Before each come its queue offset, its place in the log and its size in bytes.
     """
@@ -99,7 +99,7 @@ def to_be_placed(
         try:
             out_ms = parse_long(record.properties.get(TIMER_OUT_MS, ""))
         except BadFieldError:
-            blocking.append(queue_offset)
+            blocking.append((queue_offset, offset))
             continue
         is_marker = TIMER_DELETE_UNIQUE_KEY in record.properties
         flags = FLAG_DEFAULT | FLAG_DELETE * is_marker

@@ -241,7 +241,7 @@ def read_wheel_store(
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
         done_already_count=left.done_already_count,
         expired_count=left.expired_count,
-        blocking_queue_offsets=left.blocking_queue_offsets,
+        blocking=left.blocking,
         shared_positions=shared_positions,
         timeline=left.timeline,
         placed_again_count=left.placed_again_count,

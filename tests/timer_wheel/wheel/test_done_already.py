@@ -276,4 +276,4 @@ def test_a_message_without_a_due_time_stops_a_broker_also_before_it_reaches_the_
     builder.put(None, key="B", stored_ms=NOW_MS + 100)
     root = builder.stop(queued=1, last_queue_offset=0, master_queue_offset=0)
     assert pending_keys(root) == ["A"]
-    assert read(root).blocking_queue_offsets == (1,)
+    assert read(root).blocking == ((1, builder.queue[1].commit_log_offset),)

@@ -79,7 +79,7 @@ def test_the_store_was_stopped_with_everything_placed(state: WheelState) -> None
     assert state.resume_queue_offset == state.unit_count == 3950
     assert (state.pending.position >= 0).all()
     assert state.expired_count == len(state.shared_positions) == 0
-    assert state.blocking_queue_offsets == ()
+    assert state.blocking == ()
 
 
 def test_the_whole_log_says_the_same_without_the_wheel_file(
