@@ -149,16 +149,19 @@ class Asked:
             return {Cancellation.CANCELLED}
         if any(PENDING in may for may in self.fates + self.near_fates):
             return set(Cancellation)
-        if not all(len(may) == 1 for may in self.fates):
+        # A message whose receipt is not known may have the handle that names it.
+        near = zip(self.near, self.near_fates, strict=True)
+        fates = {*self.fates, *(may for life, may in near if life.receipt is None)}
+        is_told = any(each != {ABSENT} for each in self.fates)
+        if not is_told or any(len(may) > 1 for may in fates):
             return set(Cancellation)
-        if frozenset({CANCELLED}) in self.fates:
-            right = {Cancellation.CANCELLED, Cancellation.NEVER_EXISTED}
-            is_delivered = frozenset({DELIVERED}) in self.fates
-            return right | ({Cancellation.ALREADY_DELIVERED} if is_delivered else set())
-        if frozenset({DELIVERED}) in self.fates:
-            right = {Cancellation.ALREADY_DELIVERED}
-            return right | ({Cancellation.NEVER_EXISTED} if forgets else set())
-        return set(Cancellation)
+        right: set[Cancellation] = set()
+        if frozenset({CANCELLED}) in fates:
+            right |= {Cancellation.CANCELLED, Cancellation.NEVER_EXISTED}
+        if frozenset({DELIVERED}) in fates:
+            right |= {Cancellation.ALREADY_DELIVERED}
+            right |= {Cancellation.NEVER_EXISTED} if forgets else set()
+        return right
 
 
 @attrs.frozen

@@ -34,7 +34,7 @@ FOCUSES: Final = (DAMAGE, KILLS, INDEX, GROUPS)
 
 MOVES: Final = "moves"
 """A kind: messages are also rescheduled and cancelled by key, somebody asks what became of them,
-and the settings change. It came later than others: the runs that failed once are of the others.
+and the settings change. It came later than others, and most runs that failed once are of those.
 """
 
 MOVES_EVERY: Final = 4

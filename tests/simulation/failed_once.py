@@ -20,6 +20,12 @@ FAILED_ONCE: Final = {
 }
 """What was wrong, and the seed that met it."""
 
+FAILED_ONCE_IN_MOVES: Final = {
+    "what-stops-a-broker-is-looked-for-in-a-queue-that-lost-it": 5_001_023,
+    "a-message-that-was-being-moved-may-have-the-handle-of-another": 5_001_863,
+}
+"""The same of runs in which messages move."""
+
 FAILED_ONCE_IN_GROUPS: Final = {
     "an-acknowledgement-of-a-killed-process-is-in-memory-alone-after-a-flush": 178,
 }

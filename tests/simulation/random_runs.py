@@ -30,7 +30,7 @@ import pytest
 from message_store.base import parallel
 from migrate.write import staging
 from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, MOVES, Drawn
-from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS
+from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS, FAILED_ONCE_IN_MOVES
 from tests.simulation.group_strikes import StruckGroupRun
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
@@ -228,7 +228,8 @@ def main() -> int:
     asked = asked_for()
     seeds = seeds_of(asked.first, asked.seeds, asked.kinds, asked.focus)
     if asked.failed_once and asked.focus in (None, GROUPS):
-        failed_once = FAILED_ONCE if asked.focus is None else FAILED_ONCE_IN_GROUPS
+        without_focus = {**FAILED_ONCE, **FAILED_ONCE_IN_MOVES}
+        failed_once = without_focus if asked.focus is None else FAILED_ONCE_IN_GROUPS
         seeds = [*failed_once.values(), *seeds]
     if asked.trace or asked.shorten:
         return max(

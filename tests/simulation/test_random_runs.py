@@ -12,7 +12,7 @@ import pytest
 
 from message_store.writing.settings import StoreSettings
 from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, INDEX, KILLS, MOVES, Drawn
-from tests.simulation.failed_once import FAILED_ONCE
+from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_MOVES
 from tests.simulation.harm import KINDS
 from tests.simulation.random_runs import MIGRATION_EVERY, run_seed, seeds_of
 from tests.simulation.simulated_disk import Event
@@ -22,6 +22,7 @@ from timer_wheel.wheel import waiting
 
 SOUND = (1, 2, 3, 4, 6, 7)
 CONVERSIONS = (40, 7_075)
+_FAILED = {**FAILED_ONCE, **FAILED_ONCE_IN_MOVES}
 
 
 @pytest.mark.check
@@ -35,7 +36,7 @@ def test_a_run_is_sound_and_the_same_again(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("seed", FAILED_ONCE.values(), ids=FAILED_ONCE)
+@pytest.mark.parametrize("seed", _FAILED.values(), ids=_FAILED)
 def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
     outcome = run_seed(seed, tmp_path / "run")
     assert not outcome.wrong, outcome.trace
@@ -43,6 +44,7 @@ def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
 
 def test_runs_that_failed_once_have_the_steps_that_they_had_then() -> None:
     assert not any(Drawn.of(seed).moves for seed in FAILED_ONCE.values())
+    assert all(Drawn.of(seed).moves for seed in FAILED_ONCE_IN_MOVES.values())
 
 
 @pytest.mark.check
