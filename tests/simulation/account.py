@@ -322,7 +322,8 @@ class Account:
     def _moved(self, moving: Moving, life: Life, receipt: Receipt) -> None:
         """This one surely moved."""
         moving.did_nothing()
-        life.become({PENDING})
+        came: Fates = life.may & {DELIVERED} if self.is_repeating else frozenset()
+        life.become({PENDING} | came)
         if receipt.commit_log_offset == life.place:  # it would have stayed in its slot
             life.receipt = receipt
             return
