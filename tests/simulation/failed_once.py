@@ -23,6 +23,8 @@ FAILED_ONCE: Final = {
 FAILED_ONCE_IN_MOVES: Final = {
     "what-stops-a-broker-is-looked-for-in-a-queue-that-lost-it": 5_001_023,
     "a-message-that-was-being-moved-may-have-the-handle-of-another": 5_001_863,
+    "a-message-that-a-repeating-store-moves-was-delivered-before": 5_004_587,
+    "what-is-put-rounds-behind-the-hand-is-parked-where-no-broker-reads": 5_003_367,
 }
 """The same of runs in which messages move."""
 

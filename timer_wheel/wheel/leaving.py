@@ -9,11 +9,12 @@ import numpy as np
 
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import NO_POSITION
-from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.format.wheel_math import effective_read_time_ms, floor_ms
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.recovery import move_to
 from timer_wheel.wheel.slots import LiveWheel
 
 _SLOTS_AT_ONCE = 4096
@@ -46,9 +47,13 @@ def _place_rest(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -
     """
     if not len(rest) and not len(timers.early):
         return False
-    is_over = _are_over(timers, rest.rows, rest.facts, marks())
+    known, hand_ms = marks(), timers.wheel.hand_ms
+    if effective_read_time_ms(hand_ms, now_ms, timers.precision_ms) > hand_ms:
+        # What would be parked within a round of this hand no broker would read that starts now.
+        move_to(timers, now_ms, known)
+    is_over = _are_over(timers, rest.rows, rest.facts, known)
     early = timers.early
-    on_wheel = early.rows(_are_over(timers, early, timers.facts(early, keys=True), marks()))
+    on_wheel = early.rows(_are_over(timers, early, timers.facts(early, keys=True), known))
     timers.mark_done(on_wheel)
     is_done = is_over | np.isin(rest.rows.commit_log_offset, timers.done)
     timers.place_rest(rest, is_done, is_over, now_ms)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store import AtMs, DelayStore, ManualClock, Message
+from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from timer_wheel import pending_records, read_wheel_store
@@ -31,8 +31,8 @@ def keys_of(store: DelayStore) -> Counter[str]:
     return Counter(each.unique_key or "" for each in store.pending())
 
 
-def put(store: DelayStore, key: str, due_ms: int) -> None:
-    store.schedule(Message("orders", b"", unique_key=key), AtMs(due_ms))
+def put(store: DelayStore, key: str, due_ms: int) -> Receipt:
+    return store.schedule(Message("orders", b"", unique_key=key), AtMs(due_ms))
 
 
 def open_at(path: Path, clock: ManualClock, precision_ms: int) -> DelayStore:
@@ -84,6 +84,35 @@ def test_what_was_delivered_by_a_clock_that_was_set_right_takes_no_slot_of_what_
     assert len(store.advance(clock.now_ms())) == 1
     store.close()
     assert found_by_a_broker(tmp_path, clock.now_ms(), precision_ms) == Counter(["NEAR", "FAR"])
+
+
+@pytest.mark.parametrize("precision_ms", PRECISIONS_MS)
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_is_put_when_nobody_advanced_for_rounds_is_found_by_a_broker(
+    tmp_path: Path, precision_ms: int, is_cancelled: bool
+) -> None:
+    """A broker that starts reads no slot farther back than half a ring."""
+    clock = ManualClock(START_MS)
+    store = open_at(tmp_path, clock, precision_ms)
+    put(store, "DONE", START_MS + 5_000)
+    cancelled = put(store, "CANCELLED", START_MS + 86_400_000)
+    assert len(store.advance(START_MS + 7_000)) == 1
+    assert store.cancel(cancelled) is Cancellation.CANCELLED
+    clock.tick(3 * WHEEL_SLOTS * precision_ms)
+    now_ms = clock.now_ms()
+    waits = {"SOON": 5_000, "OVERDUE": -5_000, "FAR": (WIDEST_WINDOW + 60) * precision_ms}
+    for key, ahead_ms in waits.items():
+        put(store, key, now_ms + ahead_ms)
+    if is_cancelled:
+        assert store.cancel(put(store, "BACK", now_ms + 5_000)) is Cancellation.CANCELLED
+    store.close()
+    assert found_by_a_broker(tmp_path, now_ms, precision_ms) == Counter(waits.keys())
+    store = open_at(tmp_path, clock, precision_ms)
+    assert keys_of(store) == Counter(waits.keys())
+    clock.tick(waits["FAR"] + precision_ms)
+    came = store.advance(clock.now_ms())
+    assert [each.message.unique_key for each in came] == ["OVERDUE", "SOON", "FAR"]
+    store.close()
 
 
 @pytest.mark.check
