@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a promise costs that outlives a loss of power: stored one by one with a flush each, and in
-batches, beside SQLite by hand with ``synchronous=FULL``. All in turns, on one disk.
+batches, beside SQLite by hand with ``synchronous=FULL``. All in turns, on one disk, each first in
+its turn, with memory that is warm.
 """
 
 import argparse
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bars import POWER_SAFE
-from benchmarks.machine import RESULTS, facts, keeping, tell
+from benchmarks.machine import RESULTS, facts, keeping, prewarm, tell
 from delaywheel import open_store
 from message_store import AtMs, Message, MessageBatch, SystemClock
 from message_store.base.clock import stopwatch_s
@@ -25,6 +26,7 @@ ENTRANTS: tuple[EngineName, ...] = ("levels", "wheel", "hierarchy")
 SQLITE = "SQLite FULL"
 _BODY = b"x" * 256
 _DELAY_MS = 3_600_000
+_WARM_BYTES = 2 << 30
 
 Put = Callable[[int], None]
 """Stores so many messages, and comes back when they are on the disk."""
@@ -82,6 +84,11 @@ def measure(entrant: EngineName | None, directory: Path, count: int, seconds: fl
         return done / took_s
 
 
+def _in_turn(entrants: Sequence[EngineName | None], number: int) -> Sequence[EngineName | None]:
+    first = number % len(entrants)
+    return [*entrants[first:], *entrants[:first]]
+
+
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,10 +104,11 @@ def main() -> None:
                 for count in POWER_SAFE:
                     tell(f"round {number + 1} of {options.rounds}, {count:,} at a time")
                     found = {}
-                    for entrant in (None, *ENTRANTS):
-                        label = entrant or SQLITE
-                        place = Path(name, f"{number} {count} {label}")
-                        found[label] = measure(entrant, place, count, options.seconds)
+                    for entrant in _in_turn((None, *ENTRANTS), number):
+                        prewarm(_WARM_BYTES)
+                        with tempfile.TemporaryDirectory(dir=name) as place:
+                            per_s = measure(entrant, Path(place, "store"), count, options.seconds)
+                        found[entrant or SQLITE] = per_s
                     measured["runs"].append({"batch": count, "messages a second": found})
 
 

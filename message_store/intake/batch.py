@@ -35,6 +35,7 @@ from message_store.intake.kernels import (
     TIMED_RECORD_MAX,
     TOPIC_RUN,
     TOPIC_RUN_BYTES,
+    UNIQUE_KEY,
     fill_rows,
     measure_rows,
 )
@@ -95,6 +96,7 @@ class BatchDraft:
     unique_keys: ByteColumn
     _batch: MessageBatch
     _due: Int64s
+    _table: Int64s
     _is_timed: bool
     _system_topic: str
     _form: RecordForm
@@ -108,7 +110,8 @@ class BatchDraft:
         """
         if len(queue_ids) != len(self) or len(queue_offsets) != len(self):
             raise ValueError(f"{len(self)} records need as many queue ids and offsets")
-        table = _table(attrs.evolve(self._batch, unique_key=self.unique_keys), self._due)
+        table = self._table.copy()
+        table[UNIQUE_KEY : UNIQUE_KEY + 3] = self.unique_keys.addresses
         shared = _Shared.of(self._system_topic, self._form, self._is_timed, now_ms)
         places = int64s(queue_ids), int64s(queue_offsets)
 
@@ -168,14 +171,15 @@ def draft_batch(
         raise ValueError(f"{len(batch)} messages need as many due times, not {len(due)}")
     sizes, tags_codes = np.empty(len(batch), np.int64), np.empty(len(batch), np.int64)
     shared = _Shared.of(system_topic, form, is_timed, 0, keeps_times=keeps_times)
-    bad = int(measure_rows(_table(batch, due), shared.facts, sizes, tags_codes))
+    table = _table(batch, due)
+    bad = int(measure_rows(table, shared.facts, sizes, tags_codes))
     if is_timed and len(due) and due.min() < 0:  # no time of digits: the scalar code refuses it
         early = int(np.argmax(due < 0))
         bad = early if bad < 0 else min(bad, early)
     if bad >= 0:
         _refuse(batch, bad, system_topic, int(due[bad]), is_timed, form, keeps_times)
     keys = _filled(batch.unique_key)
-    return BatchDraft(sizes, tags_codes, keys, batch, due, is_timed, system_topic, form)
+    return BatchDraft(sizes, tags_codes, keys, batch, due, table, is_timed, system_topic, form)
 
 
 def _table(batch: MessageBatch, due: Int64s) -> Int64s:

@@ -39,7 +39,7 @@ from message_store.kernels.raw_memory import (
     store_i64,
     store_u8,
 )
-from message_store.kernels.text import java_hash_utf8
+from message_store.kernels.text import equal_bytes, hash_bytes, java_hash_utf8
 
 Int64s = NDArray[np.int64]
 
@@ -49,7 +49,7 @@ NUMBER_COLUMNS = ("queue_id", "flag")
 """The columns of numbers behind them, an address each; the last one is that of the due column:
 delay levels, or out times for a wheel.
 """
-_BODY, _TOPIC, _TAGS, _KEYS, _UNIQUE_KEY, _USER = range(0, 3 * len(BYTE_COLUMNS), 3)
+_BODY, _TOPIC, _TAGS, _KEYS, UNIQUE_KEY, _USER = range(0, 3 * len(BYTE_COLUMNS), 3)
 _QUEUE_ID, _FLAG, _DUE = range(3 * len(BYTE_COLUMNS), 3 * len(BYTE_COLUMNS) + 3)
 
 IS_TIMED, CLOSES, RETRY_TOPIC_MAX, BODY_MAX, PROPERTIES_MAX, TIMED_RECORD_MAX = range(6)
@@ -101,7 +101,7 @@ def _is_storable(table: Int64s, facts: Int64s, row: int) -> bool:
         return False
     if not is_word(topic, length, 0x2F):
         return False
-    if not is_word(_text(table, _UNIQUE_KEY, row), _length(table, _UNIQUE_KEY, row), 0):
+    if not is_word(_text(table, UNIQUE_KEY, row), _length(table, UNIQUE_KEY, row), 0):
         return False
     if not is_value(_text(table, _KEYS, row), _length(table, _KEYS, row)):
         return False
@@ -120,7 +120,7 @@ def _properties_bytes(table: Int64s, facts: Int64s, row: int) -> int:
     due = decimal_bytes(_number(table, _DUE, row)) + 1
     due += len(_OUT_MS_IS) if facts[IS_TIMED] else len(_DELAY_IS)
     length = _ALWAYS_BYTES + due + decimal_bytes(_number(table, _QUEUE_ID, row))
-    key = _length(table, _UNIQUE_KEY, row)
+    key = _length(table, UNIQUE_KEY, row)
     length += _length(table, _TOPIC, row) + _length(table, _USER, row)
     length += key if key > 0 else UNIQUE_KEY_CHARS
     keys, tags = _length(table, _KEYS, row), _length(table, _TAGS, row)
@@ -172,7 +172,7 @@ def _put_properties(table: Int64s, facts: Int64s, row: int, address: int) -> Non
     """The properties of a record that waits, in their order."""
     text, length = _text(table, _TOPIC, row), _length(table, _TOPIC, row)
     address = _put_text(address, _REAL_TOPIC_IS, text, length)
-    text, length = _text(table, _UNIQUE_KEY, row), _length(table, _UNIQUE_KEY, row)
+    text, length = _text(table, UNIQUE_KEY, row), _length(table, UNIQUE_KEY, row)
     address = _put_text(address, _UNIQUE_KEY_IS, text, length)
     if not facts[IS_TIMED]:
         address = _put_number(address, _DELAY_IS, _number(table, _DUE, row))
@@ -224,3 +224,35 @@ def fill_rows(
         length = record + sizes[row] - address
         store_i16(address - _PROPERTIES_LENGTH_BYTES, length)
         _put_properties(table, facts, row, address)
+
+
+@kernel("int64(int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1])")
+def highest_queues(
+    data: int, starts: int, lengths: int, queue_ids: Int64s, firsts: Int64s, highest: Int64s,
+    table: Int64s,
+) -> int:  # fmt: skip
+    """For each topic of a column, at three addresses, the first row that has it and its highest
+    queue id. Returns how many topics there are. ``table`` is for hashing: -1 everywhere, at least
+    twice as long as the rows, its length a power of two.
+    """
+    count, number, text, length = 0, -1, 0, -1
+    for row in range(len(queue_ids)):
+        before, many = text, length
+        text, length = data + load_native(starts + 8 * row), load_native(lengths + 8 * row)
+        if many != length or not (text == before or equal_bytes(text, before, length)):
+            place = np.int64(hash_bytes(text, length, np.uint64(0)) & np.uint64(len(table) - 1))
+            while True:
+                number = table[place]
+                if number < 0:
+                    number = table[place] = count
+                    firsts[count], highest[count] = row, 0
+                    count += 1
+                    break
+                first = firsts[number]
+                if load_native(lengths + 8 * first) == length and equal_bytes(
+                    data + load_native(starts + 8 * first), text, length
+                ):
+                    break
+                place = (place + 1) & (len(table) - 1)
+        highest[number] = max(highest[number], queue_ids[row])
+    return count

@@ -12,7 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from message_store.base.errors import BadFieldError
-from message_store.columns.byte_column import Int64s, numbers_of
+from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message, StoredMessage
 from message_store.format.message_rules import DELIVERY_GROWTH_BYTES, RETRY_TOPIC_MAX_BYTES
@@ -42,11 +42,13 @@ class WaitingTopics:
 
     def remember_all(self, batch: MessageBatch) -> None:
         """The messages of a batch wait."""
-        encoded = batch.topic.to_arrow().dictionary_encode()
-        highest = np.zeros(len(encoded.dictionary), np.int64)
-        np.maximum.at(highest, numbers_of(encoded.indices), batch.queue_id)
-        for topic, queue_id in zip(encoded.dictionary.to_pylist(), highest.tolist(), strict=True):
-            self.remember(topic.decode(), queue_id)
+        from message_store.intake.kernels import highest_queues
+
+        firsts, highest = np.empty((2, len(batch)), np.int64)
+        table = np.full(2 << len(batch).bit_length(), -1, np.int64)
+        count = highest_queues(*batch.topic.addresses, batch.queue_id, firsts, highest, table)
+        for row, queue_id in zip(firsts[:count].tolist(), highest[:count].tolist(), strict=True):
+            self.remember(batch.topic[row].decode(), queue_id)
 
 
 _DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_MAX_BYTES + 1

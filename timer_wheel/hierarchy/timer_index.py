@@ -231,12 +231,11 @@ class TimerIndex:
     # --- into the database ------------------------------------------------------------------------
 
     def prepare(self, *, tidies: bool = False) -> Batch:
-        """What brings the database to this moment, and to the end of the queue; to be written when
-        the log is as far.
+        """What brings the database to this moment; to be written when the log is as far. Entries
+        that were not placed yet are left to the next turn, or to an opening.
 
         ``tidies`` leaves nothing in memory alone. Markers that are over go in any case.
         """
-        self.place_queued()
         self.is_writing = True
         changes = self.db.batch()
         writing = self.waiting.put_all(changes, self.placed_end)

@@ -340,6 +340,7 @@ def test_many_messages_of_one_slot_stand_in_blocks_of_a_bounded_size(
     for number in range(100):
         store.schedule(Message("orders", b"body %d" % number), AtMs(START_MS + 7_200_000))
     handle = store.schedule(Message("orders", b"taken back"), AtMs(START_MS + 7_200_000)).handle
+    store.advance(START_MS)
     store.flush()
     db = store._index.db
     assert [len(block.rows) for block in db.blocks("hours")] == [16] * 6 + [5]
