@@ -145,7 +145,7 @@ class TwinsAndJava(Twins):
             attrs.astuple(read_timer_check(path / "config" / TIMER_CHECKPOINT_NAME))[:4]
             for path in (java, reference)
         ]
-        assert hands[0] == hands[1]  # not when, and how often, it was saved
+        assert hands[0] == hands[1], hands  # not when, and how often, it was saved
 
 
 class WithJava(WheelMachine):

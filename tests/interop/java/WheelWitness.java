@@ -38,6 +38,7 @@ public final class WheelWitness extends Witness {
         config.setTimerPrecisionMs(Integer.parseInt(words[8]));
         config.setTimerGetMessageThreadNum(1);
         config.setTimerPutMessageThreadNum(1);
+        config.setTimerFlushIntervalMs(Integer.MAX_VALUE); // flushed only when told to, and once now
         config.setMessageIndexEnable(false);
         controller = WheelEntrant.started(config);
         controller.getMessageStore().getPutMessageHookList().add(new WithoutTheRequest());
