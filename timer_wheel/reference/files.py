@@ -213,13 +213,16 @@ class LogOfUnits:
 
     def truncate_dirty_files(self, position: int) -> None:
         """Let the log end there. Java leaves what lies behind; here it becomes zeros."""
-        self._end = position
+        self._end = self.flushed_where = position
         self._segments.zero_from(position)
 
     def flush(self) -> None:
-        """Make it durable. Raises TargetError."""
+        """Make it durable; a call moves ``flushed_where`` to the end of one file, as it does in
+        RocketMQ: MappedFileQueue#flush. Raises TargetError.
+        """
         self._segments.sync()
-        self.flushed_where = self._end
+        next_file = self.flushed_where - self.flushed_where % self.file_size + self.file_size
+        self.flushed_where = min(self._end, next_file)
 
     def delete_expired(self, commit_log_min: int) -> None:
         """Remove the oldest files whose last unit leads before the commit log, never the last.

@@ -1,55 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
 
-import java.nio.file.Path;
 import java.nio.file.Paths;
+import java.util.Collection;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.message.MessageConst;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.hook.PutMessageHook;
+import org.apache.rocketmq.store.timer.TimerMessageStore;
 
 /**
- * Lets RocketMQ 5's own TimerMessageStore deliver from stores, and stops each when its topic has
- * what is wanted, or after a minute without it; and a while later, when no more came.
- *
- * <p>Usage: java WheelWitness LOG_FILE_BYTES QUEUE_FILE_BYTES TIMER_FILE_BYTES TOPIC
- * DIRECTORY=WINDOW_SLOTS=WANTED...
+ * RocketMQ 5's own TimerMessageStore and ScheduleMessageService. One thread reads due messages and
+ * one puts them, where a broker has three: so their order is decided. Settings: LOG_FILE_BYTES
+ * QUEUE_FILE_BYTES IS_ASYNC, the level table, with commas for spaces, and TIMER_FILE_BYTES
+ * WINDOW_SLOTS PRECISION_MS.
  */
-public final class WheelWitness {
-    private static final int PATIENCE_MS = 60_000;
-    private static final int QUIET_MS = 3_000;
-    private static final int LOOK_EVERY_MS = 50;
+public final class WheelWitness extends Witness {
+    private BrokerController controller;
 
     public static void main(String[] args) {
-        int exitCode = 1;
-        try {
-            for (int i = 4; i < args.length; i++) {
-                String[] store = args[i].split("=");
-                run(args, Paths.get(store[0]), Integer.parseInt(store[1]),
-                    Long.parseLong(store[2]));
-            }
-            exitCode = 0;
-        } catch (Throwable failure) {
-            failure.printStackTrace();
-        }
-        System.err.flush();
-        Runtime.getRuntime().halt(exitCode);
+        new WheelWitness().serve();
     }
 
-    private static void run(String[] args, Path directory, int windowSlots, long wanted)
-            throws Exception {
-        MessageStoreConfig config = Entrant.configOf(directory);
-        config.setMappedFileSizeCommitLog(Integer.parseInt(args[0]));
-        config.setMappedFileSizeConsumeQueue(Integer.parseInt(args[1]));
-        config.setMappedFileSizeTimerLog(Integer.parseInt(args[2]));
-        config.setTimerRollWindowSlot(windowSlots);
+    @Override
+    void open(String[] words) throws Exception {
+        MessageStoreConfig config = Entrant.configOf(Paths.get(words[1]));
+        config.setMappedFileSizeCommitLog(Integer.parseInt(words[2]));
+        config.setMappedFileSizeConsumeQueue(Integer.parseInt(words[3]));
+        config.setEnableScheduleAsyncDeliver(Boolean.parseBoolean(words[4]));
+        config.setMessageDelayLevel(words[5].replace(',', ' '));
+        config.setMappedFileSizeTimerLog(Integer.parseInt(words[6]));
+        config.setTimerRollWindowSlot(Integer.parseInt(words[7]));
+        config.setTimerPrecisionMs(Integer.parseInt(words[8]));
+        config.setTimerGetMessageThreadNum(1);
+        config.setTimerPutMessageThreadNum(1);
+        config.setTimerFlushIntervalMs(Integer.MAX_VALUE); // flushed only when told to, and once now
         config.setMessageIndexEnable(false);
-        BrokerController controller = WheelEntrant.started(config);
-        MessageStore store = controller.getMessageStore();
-        long untilMs = System.currentTimeMillis() + PATIENCE_MS;
-        while (store.getMaxOffsetInQueue(args[3], 0) + store.getMaxOffsetInQueue(args[3], 1) < wanted
-                && System.currentTimeMillis() < untilMs) {
-            Thread.sleep(LOOK_EVERY_MS);
+        controller = WheelEntrant.started(config);
+        controller.getMessageStore().getPutMessageHookList().add(new WithoutTheRequest());
+        saveOnlyWhenTold(controller.getScheduleMessageService(), "scheduledPersistService");
+    }
+
+    @Override
+    Object put(String[] words) {
+        MessageExtBrokerInner message = filled(new MessageExtBrokerInner(), words);
+        if (words.length > 5) {
+            message.setDeliverTimeMs(Long.parseLong(words[5]));
         }
-        Thread.sleep(QUIET_MS);
+        message.setPropertiesString(
+            MessageDecoder.messageProperties2String(message.getProperties()));
+        return controller.getMessageStore().putMessage(message).getPutMessageStatus();
+    }
+
+    /** Our stores do not keep what a producer asked for, once the broker's hook obeyed. */
+    private static final class WithoutTheRequest implements PutMessageHook {
+        @Override
+        public String hookName() {
+            return "without the request";
+        }
+
+        @Override
+        public PutMessageResult executeBeforePutMessage(MessageExt message) {
+            if (message.getProperties().remove(MessageConst.PROPERTY_TIMER_DELIVER_MS) != null) {
+                ((MessageExtBrokerInner) message).setPropertiesString(
+                    MessageDecoder.messageProperties2String(message.getProperties()));
+            }
+            return null;
+        }
+    }
+
+    /** Each step is over for good when those before it are. */
+    @Override
+    void rest(int rounds) throws Exception {
+        MessageStore store = controller.getMessageStore();
+        TimerMessageStore timers = controller.getTimerMessageStore();
+        long nowMs = SetClock.currentTimeMillis();
+        long slotMs = nowMs - nowMs % timers.getPrecisionMs();
+        waitUntil("queues", () -> store.dispatchBehindBytes() == 0);
+        levelsLook(controller.getScheduleMessageService(), rounds);
+        waitUntil("write time", () -> (long) field(timers, "currWriteTimeMs") >= slotMs);
+        waitUntil("read time", () -> timers.getCommitReadTimeMs() >= slotMs);
+        waitUntil("queues", () -> store.dispatchBehindBytes() == 0);
+        long queued = store.getMaxOffsetInQueue(TimerMessageStore.TIMER_TOPIC, 0);
+        waitUntil("timer queue", () -> timers.getQueueOffset() >= queued);
+        waitUntil("units", () -> timers.getCommitQueueOffset() >= timers.getQueueOffset());
+        for (String queue : new String[] {"enqueuePutQueue", "dequeueGetQueue", "dequeuePutQueue"}) {
+            waitUntil(queue, () -> ((Collection<?>) field(timers, queue)).isEmpty());
+        }
+        waitUntil("queues", () -> store.dispatchBehindBytes() == 0);
+    }
+
+    @Override
+    void flush() throws Exception {
+        Object service = field(controller.getTimerMessageStore(), "timerFlushService");
+        service.getClass().getMethod("flush").invoke(service);
+        controller.getScheduleMessageService().persist();
+    }
+
+    @Override
+    void close() throws Exception {
         WheelEntrant.stop(controller);
     }
 }

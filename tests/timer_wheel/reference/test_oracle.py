@@ -156,11 +156,12 @@ class WheelMachine(RuleBasedStateMachine):
 
     window_slots = WINDOW_SLOTS
     dialect = Dialect.ROCKETMQ_5_5
+    twins_of = Twins
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.twins = Twins(Path(self.folder.name), self.window_slots, self.dialect)
+        self.twins = self.twins_of(Path(self.folder.name), self.window_slots, self.dialect)
         self.receipts: list[Receipt] = []
         self.delivered: tuple[list[Row], list[Row]] = ([], [])
         self.count = 0
