@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 from message_store.base.clock import BEGAN_MS, stopwatch_s
 
@@ -77,6 +78,11 @@ def _imported_sources(source: Path) -> frozenset[Path]:
 
 
 @cache
+def _content_digest(source: Path, _changed_ns: int) -> bytes:
+    return hashlib.sha256(source.read_bytes()).digest()
+
+
+@cache
 def _sources_digest(source: Path) -> str | None:
     """A digest of a source file and of all that it imports, however far away; None if one of them
     was replaced since this process began.
@@ -90,10 +96,11 @@ def _sources_digest(source: Path) -> str | None:
             waiting += _imported_sources(path)
     digest = hashlib.sha256()
     for path in sorted(seen):
-        if path.stat().st_ctime_ns // 1_000_000 >= BEGAN_MS:
+        changed_ns = path.stat().st_ctime_ns
+        if changed_ns // 1_000_000 >= BEGAN_MS:
             return None
         digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        digest.update(_content_digest(path, changed_ns))
     return digest.hexdigest()[:16]
 
 
@@ -120,6 +127,12 @@ def cache_directory() -> Path | None:
     return next(filter(None, map(_own_directory, candidates)), None)
 
 
+@cache
+def _names_in(directory: Path) -> list[str]:
+    """What lies in a directory when it is first asked for."""
+    return os.listdir(directory) if directory.is_dir() else []
+
+
 class KernelLocator:
     """Where numba keeps the kernels of one module: by its name. numba itself goes by the path of
     the source, and would compile everything anew in each copy of an environment.
@@ -138,6 +151,12 @@ class KernelLocator:
         name = ".".join(path.parent.relative_to(_HOME).parts)
         config: Any = numba.config
         return cls(Path(config.CACHE_DIR, name), function.__code__.co_firstlineno)
+
+    def has(self, function: Callable[..., Any]) -> bool:
+        """Whether something was compiled of a function, on any machine with this directory."""
+        module = function.__module__.rpartition(".")[2]
+        begin = f"{module}.{function.__qualname__}-{self._line}."
+        return any(name.startswith(begin) for name in _names_in(self._directory))
 
     def ensure_cache_path(self) -> None:
         """Make the directory, which belongs to the user as the one around it does."""
@@ -185,18 +204,52 @@ def interrupted_later() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
+class _LaterCode:
+    """Stands in a kernel for its code until somebody calls it: the command of a verb imports some
+    fifty kernels and calls a few, and each takes 5 ms to load.
+    """
+
+    def __init__(self, compiled: Any, signatures: tuple[str, ...], *, is_kept: bool) -> None:
+        self._compiled, self._signatures, self._is_kept = compiled, signatures, is_kept
+        self._is_loaded = False
+        # numba asks these two for code that it lacks: of a call, and of a kernel that calls this.
+        compiled._compile_for_args = self._call
+        compiled.get_call_template = self._template
+
+    def load(self) -> Any:
+        """The kernel with its code, loaded or compiled."""
+        compiled = self._compiled
+        with global_compiler_lock:
+            if not self._is_loaded:
+                began_s = stopwatch_s()
+                with interrupted_later():
+                    for signature in self._signatures:
+                        compiled.compile(signature)
+                compiled.disable_compile()
+                self._is_loaded = True
+                if not self._is_kept or compiled.stats.cache_misses:
+                    COMPILED.add(stopwatch_s() - began_s, is_kept=self._is_kept)
+        return compiled
+
+    def _call(self, *_arguments: Any) -> Any:
+        return self.load()  # which numba calls
+
+    def _template(self, *arguments: Any) -> Any:
+        return type(self.load()).get_call_template(self._compiled, *arguments)
+
+
 def kernel(*signatures: str) -> Callable[[F], F]:
     """A compiled function of exactly these numba signatures, without the GIL, cached where
     possible.
 
-    Signatures are compiled when the module is imported: a wrong argument type is then a TypeError
-    at the call, and never a crash of the interpreter. Kernels take raw addresses; whoever calls one
+    Signatures are compiled when the module is imported, so that nothing else waits for it later;
+    what the cache has is loaded at the first call. A wrong argument type is a TypeError at the
+    call, and never a crash of the interpreter. Kernels take raw addresses; whoever calls one
     has checked every length.
     """
     directory = cache_directory()
 
     def decorate(function: F) -> F:
-        began_s = stopwatch_s()
         config: Any = numba.config
         applications = config.CACHE_DIR
         locators = getattr(config, "CACHE_LOCATOR_CLASSES", None)  # numba 0.61 cannot be told
@@ -207,20 +260,17 @@ def kernel(*signatures: str) -> Callable[[F], F]:
                 config.CACHE_LOCATOR_CLASSES = _LOCATOR
         is_kept = directory is not None and digest is not None
         try:
-            with interrupted_later():
-                compiled: Any = numba.njit(
-                    list(signatures),
-                    nogil=True,
-                    cache=is_kept,
-                    error_model="numpy",
-                    boundscheck=False,
-                )(function)
+            compiled: Any = numba.njit(
+                nogil=True, cache=is_kept, error_model="numpy", boundscheck=False
+            )(function)
+            later = _LaterCode(compiled, signatures, is_kept=is_kept)
+            where = KernelLocator.from_function(function, function.__code__.co_filename)
+            if locators is None or not is_kept or where is None or not where.has(function):
+                later.load()
         finally:
             config.CACHE_DIR = applications  # an application's own kernels go where it says
             if locators is not None:
                 config.CACHE_LOCATOR_CLASSES = locators
-        if not is_kept or compiled.stats.cache_misses:
-            COMPILED.add(stopwatch_s() - began_s, is_kept=is_kept)
         return cast(F, compiled)
 
     return decorate

@@ -33,6 +33,8 @@ UnitArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
 _FIRST_READ_BYTES = 3_000 * QUEUE_UNIT.size
 _LARGEST_READ_BYTES = 200_000 * QUEUE_UNIT.size
 _LARGEST_GAP_BYTES = 1 << 30
+_FEW_ENTRIES = 256
+"""To read so many at once takes no longer than to read one."""
 FILES_SCANNED_FOR_THE_END = 3
 _LOST_PAGES_BYTES = 8_192
 """At least so far behind the end it is looked for more: a page that was lost looks like an end."""
@@ -136,8 +138,14 @@ def read_queue(
         if not reader.segments:
             return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
         wanted = reader.segments[_first_file(reader, from_queue_offset) :]
-        buffer = _row_buffer(reader, wanted)
+        room_bytes = _room_bytes(reader, wanted)
+        # Room for all that a file may hold costs more than to read a short queue.
+        first_bytes = min(room_bytes, _FIRST_READ_BYTES) if len(wanted) == 1 else room_bytes
+        buffer = _room(reader, first_bytes)
         used_bytes, is_damaged = _read_row(reader, wanted, buffer)
+        if used_bytes == first_bytes < room_bytes:
+            buffer = _room(reader, room_bytes)
+            used_bytes, is_damaged = _read_row(reader, wanted, buffer)
         entries = QueueEntries(
             _whole_units(buffer[:used_bytes]),
             wanted[0].start_offset // QUEUE_UNIT.size,
@@ -184,8 +192,8 @@ def _first_file(reader: SegmentReader, from_queue_offset: int) -> int:
     return min(holding, latest)
 
 
-def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArray:
-    """Room for the whole row, zeros: memory that is never written to costs nothing."""
+def _room_bytes(reader: SegmentReader, segments: tuple[Segment, ...]) -> int:
+    """How long the whole row may be. Raises FormatError where it is none."""
     starts = [segment.start_offset for segment in segments]
     for segment, start in zip(segments, starts, strict=True):
         if start % QUEUE_UNIT.size:
@@ -208,6 +216,11 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
     room_bytes = reader.end_offset - starts[0]
     if room_bytes - sum(segment.length_bytes for segment in segments) > _LARGEST_GAP_BYTES:
         raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
+    return room_bytes
+
+
+def _room(reader: SegmentReader, room_bytes: int) -> ByteArray:
+    """Room for a row, zeros: memory that is never written to costs nothing."""
     try:
         return zero_array(room_bytes, np.uint8)
     except MemoryError as error:
@@ -222,7 +235,7 @@ def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) ->
     """
     is_last = segment == reader.segments[-1]
     room_bytes = segment.length_bytes if is_last else min(segment.length_bytes, reader.file_bytes)
-    limit = room_bytes - room_bytes % QUEUE_UNIT.size
+    limit = min(room_bytes - room_bytes % QUEUE_UNIT.size, len(view))
     done, step = 0, _FIRST_READ_BYTES
     while done < limit:
         piece = view[done : min(done + step, limit)]
@@ -268,26 +281,29 @@ def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueE
     Found by bisection, as a queue is filled from the front: a few reads however long it is. Of a
     damaged queue it may be an earlier one.
     """
-    unit = np.zeros(1, QUEUE_UNIT.dtype)
     with SegmentReader(directory, file_bytes) as reader:
 
-        def is_there(segment: Segment, index: int) -> bool:
-            place = segment.start_offset + index * QUEUE_UNIT.size
-            count = reader.read_into(place, unit.view(np.uint8).data)
-            return count == QUEUE_UNIT.size and bool(is_filled(unit).all())
+        def read(segment: Segment, first: int, count: int) -> UnitArray:
+            units = np.zeros(count, QUEUE_UNIT.dtype)
+            place = segment.start_offset + first * QUEUE_UNIT.size
+            return units[: reader.read_into(place, units.view(np.uint8).data) // QUEUE_UNIT.size]
 
         for segment in reversed(reader.segments):
             low, high = 0, segment.length_bytes // QUEUE_UNIT.size
-            while low < high:
+            while high - low > _FEW_ENTRIES:
                 middle = (low + high) // 2
-                if is_there(segment, middle):
-                    low = middle + 1
+                if is_filled(read(segment, middle, 1)).any():
+                    low = middle
                 else:
                     high = middle
-            if low and is_there(segment, low - 1):
-                first = segment.start_offset // QUEUE_UNIT.size + low - 1
-                return QueueEntries(unit, first, reader.min_offset // QUEUE_UNIT.size)
-    return QueueEntries(unit[:0], 0, 0)
+            units = read(segment, low, high - low)
+            there = is_filled(units)
+            count = len(there) if there.all() else int(there.argmin())
+            if count:
+                first = segment.start_offset // QUEUE_UNIT.size + low + count - 1
+                last = units[count - 1 : count]
+                return QueueEntries(last, first, reader.min_offset // QUEUE_UNIT.size)
+    return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
 
 
 # --- extension units ------------------------------------------------------------------------------

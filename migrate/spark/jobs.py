@@ -233,11 +233,11 @@ def _attempts(
     """Numbers of packed tasks become numbers of tasks and their pickled outcomes."""
     import pyarrow as pa
 
-    _freeze_imports()
     for batch in batches:
         for row in batch.column(0).to_pylist():
             number, task = packed[row]
             outcome = _pickled(_attempt(function, pickle.loads(task), max_attempts))
+            _freeze_imports()
             columns = [pa.array([number], pa.int64()), pa.array([outcome], pa.binary())]
             yield pa.RecordBatch.from_arrays(columns, ["number", "outcome"])
 
@@ -275,7 +275,7 @@ def _may_follow(max_attempts: int) -> bool:
 
 @cache
 def _freeze_imports() -> None:
-    """Hide what is imported from the garbage collector, once a worker: Spark runs a full collection
-    after each task, and compiled kernels are a great many objects.
+    """Hide what a first task has imported from the garbage collector, once a worker: Spark runs a
+    full collection after each task, and compiled kernels are a great many objects.
     """
     gc.freeze()

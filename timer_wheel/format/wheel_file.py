@@ -34,6 +34,7 @@ SLOT = Layout(
 )
 WHEEL_FILE_BYTES = WHEEL_SLOTS * SLOT.size
 
+_PAGE_BYTES = 4096
 _NO_INDEX = np.empty(0, np.int64)
 _NO_SLOTS = np.empty(0, SLOT.dtype)
 
@@ -156,8 +157,8 @@ def encode_slots(
 ) -> Iterator[tuple[int, bytes]]:
     """The used part of a wheel file as (file offset, bytes), in order of offset.
 
-    One element a slot in each array, in any order; slots that are neighbours in the file come as
-    one piece. Everything else in the file is zeros, so a writer leaves it as a hole. Raises
+    One element a slot in each array, in any order; slots with less than a page between them come
+    as one piece. Everything else in the file is zeros, so a writer leaves it as a hole. Raises
     BadFieldError when two times share a slot: the earlier chain would be out of reach.
     """
     index = slot_index(slot_time_ms, precision_ms)
@@ -170,9 +171,9 @@ def encode_slots(
     slots["first_position"] = first_position[order]
     slots["last_position"] = last_position[order]
     slots["unit_count"] = unit_count[order]
-    cuts = np.flatnonzero(np.diff(index) != 1) + 1
-    return (
-        (int(index[begin]) * SLOT.size, slots[begin:end].tobytes())
-        for begin, end in zip((0, *cuts), (*cuts, len(index)), strict=True)
-        if begin < end
-    )
+    cuts = np.flatnonzero(np.diff(index) > _PAGE_BYTES // SLOT.size) + 1
+    for begin, end in zip((0, *cuts), (*cuts, len(index)), strict=True):
+        if begin < end:
+            piece = np.zeros(index[end - 1] - index[begin] + 1, SLOT.dtype)
+            piece[index[begin:end] - index[begin]] = slots[begin:end]
+            yield int(index[begin]) * SLOT.size, piece.tobytes()

@@ -84,7 +84,7 @@ def test_the_cache_is_used_again_and_belongs_to_the_user(
     small_project: Path, tmp_path: Path
 ) -> None:
     code = (
-        "from message_store.kernels_of_test import answer;"
+        "from message_store.kernels_of_test import answer; answer();"
         "print(sum(answer.stats.cache_hits.values()))"
     )
     home = tmp_path / "cache"
@@ -93,6 +93,30 @@ def test_the_cache_is_used_again_and_belongs_to_the_user(
     assert run(code, home=home, path=small_project) == "1"
     kernels = home / "delaywheel" / "kernels"
     assert kernels.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.check
+def test_what_the_cache_has_is_loaded_at_the_first_call(
+    small_project: Path, tmp_path: Path
+) -> None:
+    """Also for a kernel that calls it; not by a call that it refuses for its number of values."""
+    (small_project / "message_store" / "outer_of_test.py").write_text(
+        "from message_store.kernels.cache import kernel\n"
+        "from message_store.kernels_of_test import answer\n"
+        '@kernel("int64()")\n'
+        "def outer():\n"
+        "    return answer() + 1\n"
+    )
+    answer = "from message_store.kernels_of_test import answer as f; print(len(f.overloads), f())"
+    refused = (
+        "from message_store.kernels_of_test import answer as f\n"
+        "try: f(1)\n"
+        "except TypeError: print(len(f.overloads), f())"
+    )
+    outer = "from message_store.outer_of_test import outer as f; print(len(f.overloads), f())"
+    home = tmp_path / "cache"
+    for code, said in [(answer, ["1 2", "0 2"]), (refused, ["0 2"]), (outer, ["1 3", "0 3"])]:
+        assert [run(code, home=home, path=small_project) for _ in said] == said
 
 
 def test_a_place_that_others_can_write_to_is_not_used(small_project: Path, tmp_path: Path) -> None:

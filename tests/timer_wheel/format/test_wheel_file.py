@@ -128,18 +128,19 @@ def test_written_slots_are_what_an_independent_reader_finds(
             file.seek(offset)
             file.write(data)
     assert [offset for offset, _ in pieces] == sorted({offset for offset, _ in pieces})
-    assert sum(len(data) for _, data in pieces) == 32 * len(counts)
+    written = {at // 128 for at, data in pieces for at in range(at // 32, (at + len(data)) // 32)}
+    assert written == {index // 128 for index in counts}
     assert list(wheel_slots(path)) == [
         Slot(index, 1_209_600 * 1405 + index, 7 * unit, 8 * unit, counts[index], 0)
         for index, unit in sorted(zip(counts, units, strict=True))
     ]
 
 
-def test_neighbouring_slots_are_one_piece() -> None:
-    ones = np.ones(5, np.int64)
-    times_ms = np.array([7, 3, 4, 5, 9], np.int64) * 1000
+def test_slots_less_than_a_page_apart_are_one_piece() -> None:
+    ones = np.ones(6, np.int64)
+    times_ms = np.array([7, 3, 4, 5, 135, 264], np.int64) * 1000
     pieces = list(encode_slots(times_ms, ones, ones, ones, precision_ms=1000))
-    assert [(offset, len(data)) for offset, data in pieces] == [(96, 96), (224, 32), (288, 32)]
+    assert [(offset, len(data)) for offset, data in pieces] == [(96, 133 * 32), (8448, 32)]
 
 
 def test_two_times_in_one_slot_are_refused() -> None:
