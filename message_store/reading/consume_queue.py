@@ -6,6 +6,7 @@ A queue's files are made at full size, sparse, and filled from the front: only t
 read. In a level queue the third field holds the due time (docs/FORMAT.md, consume queue).
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -185,7 +186,9 @@ def _first_file(reader: SegmentReader, from_queue_offset: int) -> int:
 
 
 def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArray:
-    """Room for the whole row, zeros: memory that is never written to costs nothing."""
+    """Room for the row as far as it is filled, zeros: its files are long, and the disk may not have
+    room for all of that.
+    """
     starts = [segment.start_offset for segment in segments]
     for segment, start in zip(segments, starts, strict=True):
         if start % QUEUE_UNIT.size:
@@ -208,6 +211,11 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
     room_bytes = reader.end_offset - starts[0]
     if room_bytes - sum(segment.length_bytes for segment in segments) > _LARGEST_GAP_BYTES:
         raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
+    scanned = segments[-FILES_SCANNED_FOR_THE_END:]
+    filled_bytes = max(0, _filled_end(reader, scanned) - scanned[0].start_offset)
+    looked_at_bytes = min(max(filled_bytes, _FIRST_READ_BYTES // 2), _LARGEST_READ_BYTES)
+    filled_bytes += scanned[0].start_offset - starts[0]
+    room_bytes = min(room_bytes, filled_bytes + looked_at_bytes)
     try:
         return zero_array(room_bytes, np.uint8)
     except MemoryError as error:
@@ -222,6 +230,7 @@ def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) ->
     """
     is_last = segment == reader.segments[-1]
     room_bytes = segment.length_bytes if is_last else min(segment.length_bytes, reader.file_bytes)
+    room_bytes = min(room_bytes, len(view))
     limit = room_bytes - room_bytes % QUEUE_UNIT.size
     done, step = 0, _FIRST_READ_BYTES
     while done < limit:
@@ -265,29 +274,35 @@ def _is_unit_at(reader: SegmentReader, position: int) -> bool:
 def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueEntries:
     """The last entry of a queue, or none of an empty one.
 
-    Found by bisection, as a queue is filled from the front: a few reads however long it is. Of a
-    damaged queue it may be an earlier one.
+    Of a damaged queue it may be an earlier one.
     """
     unit = np.zeros(1, QUEUE_UNIT.dtype)
     with SegmentReader(directory, file_bytes) as reader:
+        last = _filled_end(reader, reader.segments) - QUEUE_UNIT.size
+        reader.read_into(last, unit.view(np.uint8).data)
+        if not is_filled(unit).all():
+            return QueueEntries(unit[:0], 0, 0)
+        first, queue_min = last // QUEUE_UNIT.size, reader.min_offset // QUEUE_UNIT.size
+        return QueueEntries(unit, first, queue_min)
 
-        def is_there(segment: Segment, index: int) -> bool:
-            place = segment.start_offset + index * QUEUE_UNIT.size
-            count = reader.read_into(place, unit.view(np.uint8).data)
-            return count == QUEUE_UNIT.size and bool(is_filled(unit).all())
 
-        for segment in reversed(reader.segments):
-            low, high = 0, segment.length_bytes // QUEUE_UNIT.size
-            while low < high:
-                middle = (low + high) // 2
-                if is_there(segment, middle):
-                    low = middle + 1
-                else:
-                    high = middle
-            if low and is_there(segment, low - 1):
-                first = segment.start_offset // QUEUE_UNIT.size + low - 1
-                return QueueEntries(unit, first, reader.min_offset // QUEUE_UNIT.size)
-    return QueueEntries(unit[:0], 0, 0)
+def _filled_end(reader: SegmentReader, segments: Sequence[Segment]) -> int:
+    """Where the units of these files end; 0 where none is filled. Of damaged ones, no earlier than
+    where the first unit without a size is.
+
+    Found by bisection, as a queue is filled from the front: a few reads however long it is.
+    """
+    for segment in reversed(segments):
+        low, high = 0, segment.length_bytes // QUEUE_UNIT.size
+        while low < high:
+            middle = (low + high) // 2
+            if _is_unit_at(reader, segment.start_offset + middle * QUEUE_UNIT.size):
+                low = middle + 1
+            else:
+                high = middle
+        if low:
+            return segment.start_offset + low * QUEUE_UNIT.size
+    return 0
 
 
 # --- extension units ------------------------------------------------------------------------------
