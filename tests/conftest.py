@@ -203,6 +203,14 @@ def seed(request: pytest.FixtureRequest) -> int:
     return crc32(f"{request.config.option.seed} {name}".encode())
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _disk_with_room() -> Iterator[None]:
+    """How full this machine's disk is changes no warning that a test looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("migrate.write.room.used_ratio", lambda _directory: 0.5)
+        yield
+
+
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """In memory where there is room, but on the disk for who is marked `disk`."""

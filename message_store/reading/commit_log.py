@@ -92,7 +92,7 @@ class LogWalk:
         """
         self._reader.grow()
         stop_at = min(stop_at, self._reader.end_offset)
-        if self._last_used < stop_at:
+        if max(self._last_used, self._told_end) < stop_at:
             entries_end = end_of_entries(self._reader, self._last_used, known_end=self._told_end)
             if entries_end is not None:
                 self._known_end = max(entries_end, self._told_end)

@@ -6,6 +6,7 @@ A queue's files are made at full size, sparse, and filled from the front: only t
 read. In a level queue the third field holds the due time (docs/FORMAT.md, consume queue).
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -138,14 +139,8 @@ def read_queue(
         if not reader.segments:
             return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
         wanted = reader.segments[_first_file(reader, from_queue_offset) :]
-        room_bytes = _room_bytes(reader, wanted)
-        # Room for all that a file may hold costs more than to read a short queue.
-        first_bytes = min(room_bytes, _FIRST_READ_BYTES) if len(wanted) == 1 else room_bytes
-        buffer = _room(reader, first_bytes)
+        buffer = _row_buffer(reader, wanted)
         used_bytes, is_damaged = _read_row(reader, wanted, buffer)
-        if used_bytes == first_bytes < room_bytes:
-            buffer = _room(reader, room_bytes)
-            used_bytes, is_damaged = _read_row(reader, wanted, buffer)
         entries = QueueEntries(
             _whole_units(buffer[:used_bytes]),
             wanted[0].start_offset // QUEUE_UNIT.size,
@@ -192,8 +187,10 @@ def _first_file(reader: SegmentReader, from_queue_offset: int) -> int:
     return min(holding, latest)
 
 
-def _room_bytes(reader: SegmentReader, segments: tuple[Segment, ...]) -> int:
-    """How long the whole row may be. Raises FormatError where it is none."""
+def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArray:
+    """Room for the row as far as it is filled, zeros: its files are long, and the disk may not have
+    room for all of that.
+    """
     starts = [segment.start_offset for segment in segments]
     for segment, start in zip(segments, starts, strict=True):
         if start % QUEUE_UNIT.size:
@@ -216,11 +213,11 @@ def _room_bytes(reader: SegmentReader, segments: tuple[Segment, ...]) -> int:
     room_bytes = reader.end_offset - starts[0]
     if room_bytes - sum(segment.length_bytes for segment in segments) > _LARGEST_GAP_BYTES:
         raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
-    return room_bytes
-
-
-def _room(reader: SegmentReader, room_bytes: int) -> ByteArray:
-    """Room for a row, zeros: memory that is never written to costs nothing."""
+    scanned = segments[-FILES_SCANNED_FOR_THE_END:]
+    filled_bytes = max(0, _filled_end(reader, scanned) - scanned[0].start_offset)
+    looked_at_bytes = min(max(filled_bytes, _FIRST_READ_BYTES // 2), _LARGEST_READ_BYTES)
+    filled_bytes += scanned[0].start_offset - starts[0]
+    room_bytes = min(room_bytes, filled_bytes + looked_at_bytes)
     try:
         return zero_array(room_bytes, np.uint8)
     except MemoryError as error:
@@ -235,7 +232,8 @@ def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) ->
     """
     is_last = segment == reader.segments[-1]
     room_bytes = segment.length_bytes if is_last else min(segment.length_bytes, reader.file_bytes)
-    limit = min(room_bytes - room_bytes % QUEUE_UNIT.size, len(view))
+    room_bytes = min(room_bytes, len(view))
+    limit = room_bytes - room_bytes % QUEUE_UNIT.size
     done, step = 0, _FIRST_READ_BYTES
     while done < limit:
         piece = view[done : min(done + step, limit)]
@@ -278,32 +276,40 @@ def _is_unit_at(reader: SegmentReader, position: int) -> bool:
 def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueEntries:
     """The last entry of a queue, or none of an empty one.
 
-    Found by bisection, as a queue is filled from the front: a few reads however long it is. Of a
-    damaged queue it may be an earlier one.
+    Of a damaged queue it may be an earlier one.
     """
+    unit = np.zeros(1, QUEUE_UNIT.dtype)
     with SegmentReader(directory, file_bytes) as reader:
+        last = _filled_end(reader, reader.segments) - QUEUE_UNIT.size
+        reader.read_into(last, unit.view(np.uint8).data)
+        if not is_filled(unit).all():
+            return QueueEntries(unit[:0], 0, 0)
+        first, queue_min = last // QUEUE_UNIT.size, reader.min_offset // QUEUE_UNIT.size
+        return QueueEntries(unit, first, queue_min)
 
-        def read(segment: Segment, first: int, count: int) -> UnitArray:
-            units = np.zeros(count, QUEUE_UNIT.dtype)
-            place = segment.start_offset + first * QUEUE_UNIT.size
-            return units[: reader.read_into(place, units.view(np.uint8).data) // QUEUE_UNIT.size]
 
-        for segment in reversed(reader.segments):
-            low, high = 0, segment.length_bytes // QUEUE_UNIT.size
-            while high - low > _FEW_ENTRIES:
-                middle = (low + high) // 2
-                if is_filled(read(segment, middle, 1)).any():
-                    low = middle
-                else:
-                    high = middle
-            units = read(segment, low, high - low)
-            there = is_filled(units)
-            count = len(there) if there.all() else int(there.argmin())
-            if count:
-                first = segment.start_offset // QUEUE_UNIT.size + low + count - 1
-                last = units[count - 1 : count]
-                return QueueEntries(last, first, reader.min_offset // QUEUE_UNIT.size)
-    return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
+def _filled_end(reader: SegmentReader, segments: Sequence[Segment]) -> int:
+    """Where the units of these files end; 0 where none is filled. Of damaged ones, no earlier than
+    where the first unit without a size is.
+
+    Found by bisection, as a queue is filled from the front: a few reads however long it is.
+    """
+    for segment in reversed(segments):
+        low, high = 0, segment.length_bytes // QUEUE_UNIT.size
+        while high - low > _FEW_ENTRIES:
+            middle = (low + high) // 2
+            if _is_unit_at(reader, segment.start_offset + middle * QUEUE_UNIT.size):
+                low = middle
+            else:
+                high = middle
+        units = np.zeros(high - low, QUEUE_UNIT.dtype)
+        first = segment.start_offset + low * QUEUE_UNIT.size
+        count = reader.read_into(first, units.view(np.uint8).data) // QUEUE_UNIT.size
+        there = is_filled(units[:count])
+        low += count if there.all() else int(there.argmin())
+        if low:
+            return segment.start_offset + low * QUEUE_UNIT.size
+    return 0
 
 
 # --- extension units ------------------------------------------------------------------------------

@@ -120,14 +120,18 @@ def record_offset(reader: SegmentReader, offset: int) -> int:
 def find_last_entry(reader: SegmentReader, start: int, *, known_end: int = 0) -> LastEntry:
     """The last entry of the file that begins at ``start``, the last one with entries.
 
-    The chain of entries ends where no next one follows. Below ``known_end``, where records are
-    known to follow, damage is stepped over. Reads the heads of that file.
+    The chain of entries ends where no next one follows. ``known_end`` is where the last record ends
+    that a consume queue knows, or 0. Below it damage is stepped over. The chain is followed from
+    shortly before it: queues get what the group has committed, and no leader cuts that off.
     """
     segment = reader.segment_at(start)
     file_end = start if segment is None else start + segment.length_bytes
     window = np.zeros(_WINDOW_BYTES, np.uint8)
     chain = np.full(CHAIN_FIELDS, _NONE_YET, np.int64)
     offset = end = start
+    if start < known_end - _WINDOW_BYTES:
+        near = _next_head(reader, known_end - _WINDOW_BYTES, known_end, window, chain)
+        offset = near if near < known_end else start
     while offset < file_end:
         length = reader.read_into(offset, window[: file_end - offset].data)
         follow_entries(address_of(window), length, offset, file_end - offset, chain)

@@ -63,7 +63,9 @@ def test_every_verb_that_reads_a_source_takes_its_places(
     told("verify", store, target, *named, "--in-process")
     told("export", store, tmp_path / "out.parquet", *named, *now)
     told("groups", store, *named)
-    assert run("trace", store, "no such key", *named).exit_code == cli_code("FINDINGS")
+    for verb in ("trace", "state"):
+        assert run(verb, store, "no such key", *named).exit_code == cli_code("FINDINGS")
+        assert run(verb, store, "no such key").exit_code == cli_code("SOURCE_UNREADABLE")
     assert run("read", store, "TopicA", *named).exit_code == cli_code("DONE")
     told("plain", store, tmp_path / "plain", *named)
     told("retire", store, "--converted-to", target, *named, "--execute")

@@ -37,8 +37,13 @@ GROUP: Final = "orders"
 
 pytestmark = pytest.mark.nightly
 JOURNEYS: Final = tuple(
-    pytest.param(old, new, marks=pytest.mark.interop(old, new))
-    for old, new in ((OLD, NEWEST), (OLD, LAST), (LAST, LAST))
+    pytest.param(old, new, killed, marks=pytest.mark.interop(old, new))
+    for old, new, killed in (
+        (OLD, NEWEST, False),
+        (OLD, LAST, False),
+        (LAST, LAST, False),
+        (LAST, LAST, True),
+    )
 )
 
 
@@ -54,20 +59,28 @@ def member_settings(*ports: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(("old_version", "new_version"), JOURNEYS)
+@pytest.mark.parametrize(("old_version", "new_version", "killed"), JOURNEYS)
 def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
-    make_broker: MakeBroker, scratch: Path, tell: Tell, old_version: str, new_version: str
+    make_broker: MakeBroker,
+    scratch: Path,
+    tell: Tell,
+    old_version: str,
+    new_version: str,
+    killed: bool,
 ) -> None:
-    here = scratch / f"journey-{old_version}-{new_version}"
+    here = scratch / f"journey-{old_version}-{new_version}-{killed}"
     here.mkdir()
     delays = level_delays_ms(TABLE)
     port, second, third, *_ = free_ports()
     old = make_broker(old_version, here / "old", settings=member_settings(port), topics=TOPIC_TABLE)
     messages = with_levels(varied(31, 600), [*delays], seed=5, ordinary_every=10)
-    backlog = fill(old, Judge(old, here / "old-judge"), messages, [GROUP], linger_s=8)
+    backlog = fill(
+        old, Judge(old, here / "old-judge"), messages, [GROUP], linger_s=8, killed=killed
+    )
     assert not (backlog.root / "commitlog").is_dir()
     target = here / "target"
-    report = convert(backlog.root, target, SMALL_FILES, "--level-table", TABLE)
+    flags = ["--after-crash"] if killed else []
+    report = convert(backlog.root, target, SMALL_FILES, "--level-table", TABLE, *flags)
     assert report["converted"] > 100
     delaywheel("verify", backlog.root, target)
     new = make_broker(new_version, target)
@@ -81,11 +94,14 @@ def test_delivered_by_a_group_and_by_the_new_broker_is_what_was_sent(
     assert account(backlog.sent, [*by_the_old, *opened.received], delays).faults == {}
 
 
-@pytest.mark.interop(NEWEST)
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(version, marks=pytest.mark.interop(version)) for version in (NEWEST, LAST)],
+)
 def test_a_plain_store_is_served_as_the_group_would_have(
-    make_broker: MakeBroker, scratch: Path
+    version: str, make_broker: MakeBroker, scratch: Path
 ) -> None:
-    here = scratch / "plain"
+    here = scratch / f"plain-{version}"
     store = unpack_group(DLEDGER_49_CLEAN, here / "group")[FOLLOWER]
     delaywheel("plain", store.root, here / "store")
     wanted = {
@@ -93,14 +109,14 @@ def test_a_plain_store_is_served_as_the_group_would_have(
         for line in store.truth
         if line.kind == "sent" and line.state in ("pending", "delivered", "normal")
     }
-    broker = make_broker(NEWEST, here / "store", settings={"fileReservedTime": 1_000_000})
+    broker = make_broker(version, here / "store", settings={"fileReservedTime": 1_000_000})
     opened = open_target(broker, Judge(broker, here / "judge"), ["readers"], len(wanted))
     found = Counter((each.unique_key, each.topic) for each in opened.received)
     assert found == dict.fromkeys(wanted, 1)
     assert {(e.unique_key, e.topic): e.body_sha1 for e in opened.received} == wanted
 
 
-@pytest.mark.interop(OLD, NEWEST)
+@pytest.mark.interop(OLD, NEWEST, LAST)
 def test_a_retired_member_that_is_opened_alone_delivers_nothing_that_was_converted(
     make_broker: MakeBroker, scratch: Path
 ) -> None:
@@ -132,7 +148,7 @@ def test_a_retired_member_that_is_opened_alone_delivers_nothing_that_was_convert
         }
         for member, port in zip(members, free_ports(), strict=False)
     }
-    versions = dict(zip(members, (OLD, NEWEST, OLD), strict=True))
+    versions = dict(zip(members, (OLD, NEWEST, LAST), strict=True))
     brokers = {
         name: make_broker(versions[name], members[name].root, settings=alone[name])
         for name in members

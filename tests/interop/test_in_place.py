@@ -3,7 +3,7 @@
 
 One filled store, three copies, three brokers at the same time: two of 5.x on stores that were
 converted in place (the second level by level), and 4.9.7 on a store of which some levels were
-converted elsewhere and retired.
+converted elsewhere and retired. The same of a store that 5.5.1 filled, each opened by 5.5.1.
 """
 
 import json
@@ -19,13 +19,12 @@ import pytest
 from tests.interop.account import account, lateness, once
 from tests.interop.broker import Broker
 from tests.interop.conftest import MakeBroker, Tell
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge, Received, Sent, copy_store
 from tests.interop.ours import delaywheel
 from tests.interop.stages import SMALL_FILES, Backlog, convert, fill, now_ms
 from tests.interop.workload import TOPIC_TABLE, TOPICS, level_delays_ms, varied, with_levels
 
-OLD: Final = "4.9.7"
-NEW: Final = ("5.3.3", "5.5.0")
 MESSAGES: Final = 4_400
 # Level 1 is overdue when the stores are opened; the others are due after that, unless the machine
 # is very busy.
@@ -39,8 +38,7 @@ FRESH: Final = "fresh"
 
 Changes = Sequence[Mapping[str, Any]]
 
-pytestmark = [pytest.mark.nightly, pytest.mark.interop(OLD, *NEW)]
-each_new_version = pytest.mark.parametrize("version", NEW)
+pytestmark = pytest.mark.nightly
 
 
 @attrs.frozen
@@ -57,6 +55,7 @@ class Journey:
     """All that happened, once for the whole module."""
 
     backlog: Backlog
+    versions: Mapping[str, str]
     changes: Mapping[str, Changes]
     opened: Mapping[str, Opened]
 
@@ -64,8 +63,8 @@ class Journey:
     def sent(self) -> dict[str, Sent]:
         return {each.unique_key: each for each in self.backlog.sent if each.accepted}
 
-    def converted(self, version: str) -> int:
-        return sum(report["converted"] for report in self.changes[version])
+    def converted(self, way: str) -> int:
+        return sum(report["converted"] for report in self.changes[way])
 
     def keys(self, wanted: Callable[[Sent], bool]) -> set[str]:
         return {key for key, each in self.sent.items() if wanted(each)}
@@ -129,83 +128,102 @@ def consumer_offsets(store: Path) -> dict[str, int]:
     }
 
 
-@pytest.fixture(scope="module")
-def journey(make_broker: MakeBroker, scratch: Path) -> Journey:
-    settings = {"messageDelayLevel": TABLE}
-    old = make_broker(OLD, scratch / "old", settings=settings, topics=TOPIC_TABLE)
+WAYS: Final = {
+    "there and back and there": there_and_back_and_there,
+    "level by level": level_by_level,
+    "given away": give_away,
+}
+*IN_PLACE, GIVEN = WAYS
+OPENED_BY: Final = (("5.3.3", NEWEST, "4.9.7"), (LAST, LAST, LAST))
+"""Which broker opens which copy; the last one has filled the store."""
+
+each_way = pytest.mark.parametrize("way", IN_PLACE)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(each, id=each[-1], marks=pytest.mark.interop(*sorted({*each})))
+        for each in OPENED_BY
+    ],
+)
+def journey(request: pytest.FixtureRequest, make_broker: MakeBroker, scratch: Path) -> Journey:
+    settings, versions = {"messageDelayLevel": TABLE}, dict(zip(WAYS, request.param, strict=True))
+    here = scratch / f"filled-by-{versions[GIVEN]}"
+    here.mkdir()
+    old = make_broker(versions[GIVEN], here / "old", settings=settings, topics=TOPIC_TABLE)
     messages = with_levels(varied(seed=17, count=MESSAGES), [*LEVELS], seed=18, ordinary_every=8)
-    backlog = fill(old, Judge(old, scratch / "old-judge"), messages, [GROUP], linger_s=3)
+    backlog = fill(old, Judge(old, here / "old-judge"), messages, [GROUP], linger_s=3)
     before = consumer_offsets(backlog.root)
-    ways = {NEW[0]: there_and_back_and_there, NEW[1]: level_by_level, OLD: give_away}
-    stores = {version: copy_store(backlog.root, scratch / version) for version in ways}
-    brokers = {name: make_broker(name, stores[name], settings=settings) for name in ways}
+    stores = {way: copy_store(backlog.root, here / way) for way in WAYS}
+    brokers = {way: make_broker(versions[way], stores[way], settings=settings) for way in WAYS}
     accepted = sum(each.accepted for each in backlog.sent)
 
-    def go(version: str) -> tuple[Changes, Opened]:
-        changes = ways[version](stores[version])
-        assert consumer_offsets(stores[version]) == before
-        gone = changes[0]["converted"] if version == OLD else 0
-        judge = Judge(brokers[version], scratch / f"judge-{version}")
+    def go(way: str) -> tuple[Changes, Opened]:
+        changes = WAYS[way](stores[way])
+        assert consumer_offsets(stores[way]) == before
+        gone = changes[0]["converted"] if way == GIVEN else 0
+        judge = Judge(brokers[way], here / f"judge of {way}")
         new = accepted - gone - len(backlog.received)
-        return changes, open_store(brokers[version], judge, new, accepted - gone)
+        return changes, open_store(brokers[way], judge, new, accepted - gone)
 
-    with ThreadPoolExecutor(len(ways)) as pool:
-        ends = dict(zip(ways, pool.map(go, ways), strict=True))
+    with ThreadPoolExecutor(len(WAYS)) as pool:
+        ends = dict(zip(WAYS, pool.map(go, WAYS), strict=True))
     return Journey(
         backlog,
-        {version: changes for version, (changes, _opened) in ends.items()},
-        {version: opened for version, (_changes, opened) in ends.items()},
+        versions,
+        {way: changes for way, (changes, _opened) in ends.items()},
+        {way: opened for way, (_changes, opened) in ends.items()},
     )
 
 
 def test_the_backlog_is_what_this_test_is_about(journey: Journey) -> None:
-    assert journey.converted("5.3.3") >= 3_000
-    assert journey.converted("5.5.0") >= 1_500
-    assert journey.converted(OLD) >= 1_500
-    assert set(journey.changes[OLD][0]["stays"]) >= {"3", "5"}
+    assert journey.converted(IN_PLACE[0]) >= 3_000
+    assert journey.converted(IN_PLACE[1]) >= 1_500
+    assert journey.converted(GIVEN) >= 1_500
+    assert set(journey.changes[GIVEN][0]["stays"]) >= {"3", "5"}
     assert len(journey.backlog.received) > 400
 
 
-@each_new_version
+@each_way
 def test_every_message_comes_once_never_early_and_as_it_was_sent(
-    version: str, journey: Journey, tell: Tell
+    way: str, journey: Journey, tell: Tell
 ) -> None:
-    opened = journey.opened[version]
+    opened = journey.opened[way]
     late = lateness(journey.backlog.sent, opened.known, DELAYS, due_after_ms=opened.opened_ms)
-    tell(f"{version}, {journey.converted(version):,} of a 4.9.7 store converted in place: {late}")
+    brokers = f"{journey.versions[GIVEN]} to {journey.versions[way]}"
+    tell(f"{brokers}, {journey.converted(way):,} converted in place: {late}")
     everything = [*journey.backlog.received, *opened.known]
     assert account(journey.backlog.sent, everything, DELAYS).faults == {}
 
 
-@each_new_version
-def test_a_group_goes_on_where_it_was(version: str, journey: Journey) -> None:
+@each_way
+def test_a_group_goes_on_where_it_was(way: str, journey: Journey) -> None:
     """What it had received from the old broker is not received again."""
     before = {each.unique_key for each in journey.backlog.received}
-    after = {each.unique_key for each in journey.opened[version].known}
+    after = {each.unique_key for each in journey.opened[way].known}
     assert before & after == set()
 
 
-@each_new_version
-def test_what_stood_in_the_topics_before_is_still_there(version: str, journey: Journey) -> None:
+@each_way
+def test_what_stood_in_the_topics_before_is_still_there(way: str, journey: Journey) -> None:
     """A new group receives all of it, the ordinary messages too, and nothing twice."""
-    assert account(journey.backlog.sent, journey.opened[version].fresh, DELAYS).faults == {}
+    assert account(journey.backlog.sent, journey.opened[way].fresh, DELAYS).faults == {}
 
 
-@each_new_version
+@each_way
 def test_the_wheel_delivered_what_was_converted_and_the_levels_the_rest(
-    version: str, journey: Journey
+    way: str, journey: Journey
 ) -> None:
-    by_wheel = [
-        each for each in journey.opened[version].known if "TIMER_DEQUEUE_MS" in each.properties
-    ]
-    assert len(by_wheel) == journey.converted(version)
+    by_wheel = [each for each in journey.opened[way].known if "TIMER_DEQUEUE_MS" in each.properties]
+    assert len(by_wheel) == journey.converted(way)
     assert all("DELAY" not in each.properties for each in by_wheel)
 
 
 def test_a_retired_store_delivers_nothing_that_was_converted_and_all_that_was_not(
     journey: Journey,
 ) -> None:
-    opened = journey.opened[OLD]
+    opened = journey.opened[GIVEN]
     given_away = journey.keys(lambda each: each.message.delay_level in GIVEN_AWAY)
     assert {each.unique_key for each in opened.fresh} & given_away == set()
     kept = [each for each in journey.backlog.sent if each.unique_key not in given_away]

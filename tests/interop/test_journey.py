@@ -13,7 +13,7 @@ import pytest
 
 from tests.interop.account import account, lateness
 from tests.interop.conftest import MakeBroker, Tell
-from tests.interop.jars import NEWEST
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge
 from tests.interop.stages import SMALL_FILES, convert, fill, open_target
 from tests.interop.store_maker import RETRY_PREFIX, read_still
@@ -27,24 +27,25 @@ OVERDUE: Final = "all overdue before it was ready"
 
 
 @pytest.mark.parametrize(
-    ("old", "table", "count", "linger_s", "killed"),
+    ("old", "new_version", "table", "count", "linger_s", "killed"),
     [
         pytest.param(
-            NEWEST, SHORT_TABLE, 400, 8, False,
+            NEWEST, NEWEST, SHORT_TABLE, 400, 8, False,
             id=f"{NEWEST} stopped, small", marks=pytest.mark.interop(NEWEST),
         ),
-        pytest.param(
-            "4.9.7", TABLE, 4000, 18, False,
-            id="4.9.7 stopped", marks=[pytest.mark.interop("4.9.7", NEWEST), pytest.mark.nightly],
-        ),
-        pytest.param(
-            "4.9.7", TABLE, 4000, 18, True,
-            id="4.9.7 killed", marks=[pytest.mark.interop("4.9.7", NEWEST), pytest.mark.nightly],
+        *(
+            pytest.param(
+                old, new, TABLE, 4000, 18, killed, id=f"{old} {'killed' if killed else 'stopped'}",
+                marks=[pytest.mark.interop(old, new), pytest.mark.nightly],
+            )
+            for old, new in (("4.9.7", NEWEST), (LAST, LAST))
+            for killed in (False, True)
         ),
     ],
 )  # fmt: skip
 def test_delivered_by_the_old_and_by_the_new_broker_is_what_was_sent(
     old: str,
+    new_version: str,
     table: str,
     count: int,
     linger_s: float,
@@ -65,16 +66,15 @@ def test_delivered_by_the_old_and_by_the_new_broker_is_what_was_sent(
     )  # fmt: skip
     options = ["--level-table", table, *(["--after-crash"] if killed else [])]
     report = convert(backlog.root, here / "target", SMALL_FILES, *options)
-    new = make_broker(NEWEST, here / "target")
+    new = make_broker(new_version, here / "target")
     opened = open_target(new, Judge(new, here / "new-judge"), [GROUP], report["converted"])
     # What the old broker had delivered stands in its topics, received or not.
     topics = {*TOPICS, RETRY_PREFIX + GROUP}
     by_the_old = read_still(old, settings, backlog.root, here, topics)
 
     late = lateness(backlog.sent, opened.received, delays, due_after_ms=opened.opened_ms)
-    tell(
-        f"{old} to {NEWEST}, {len(opened.received)} delivered by the new broker: {late or OVERDUE}"
-    )
+    journey = f"{old} to {new_version}"
+    tell(f"{journey}, {len(opened.received)} delivered by the new broker: {late or OVERDUE}")
     records = [*by_the_old, *opened.received]
     assert account(backlog.sent, records, delays).faults == {}
     returned = {each.unique_key for each in backlog.received if each.returned}

@@ -12,6 +12,7 @@ from migrate.quarantine.restore import RestoreOptions, restore_records
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.interop.conftest import MakeBroker
+from tests.interop.jars import LAST
 from tests.interop.judge import Judge, Received
 from tests.interop.stages import SMALL_FILES, now_ms
 
@@ -66,6 +67,7 @@ def receive(broker: Any, judge: Judge, count: int) -> list[Received]:
     [
         pytest.param("5.5.0", "wheel", marks=[pytest.mark.check, pytest.mark.interop("5.5.0")]),
         pytest.param("4.9.7", "levels", marks=[pytest.mark.nightly, pytest.mark.interop("4.9.7")]),
+        pytest.param(LAST, "wheel", marks=[pytest.mark.nightly, pytest.mark.interop(LAST)]),
     ],
 )
 def test_records_that_were_put_back_are_delivered_once_and_in_time(

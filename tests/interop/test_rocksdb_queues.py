@@ -46,6 +46,9 @@ JOURNEYS: Final = [
     for id_, old, settings, killed, new in (
         ("stopped", NEWEST, IN_ROCKSDB, False, NEWEST),
         ("killed", NEWEST, IN_ROCKSDB, True, LAST),
+        ("5.5.1 stopped", LAST, IN_ROCKSDB, False, LAST),
+        ("5.5.1 killed", LAST, IN_ROCKSDB, True, LAST),
+        ("5.5.1 both killed", LAST, COMBINED, True, LAST),
         ("5.3.3 stopped", "5.3.3", IN_ROCKSDB, False, NEWEST),
         ("5.4.0 killed", "5.4.0", IN_ROCKSDB, True, NEWEST),
         ("both killed", NEWEST, COMBINED, True, NEWEST),

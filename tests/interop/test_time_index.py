@@ -14,7 +14,7 @@ from message_store.writing.settings import StoreSettings
 from tests.faults.store_reading import delivered
 from tests.interop.conftest import MakeBroker
 from tests.interop.generated import receive
-from tests.interop.jars import NEWEST
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.judge import Judge
 from tests.interop.stages import SMALL_FILES, now_ms
 from time_index import TimeIndexStore
@@ -24,11 +24,14 @@ MESSAGES = 60
 
 
 @pytest.mark.nightly
-@pytest.mark.interop(NEWEST)
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(version, marks=pytest.mark.interop(version)) for version in (NEWEST, LAST)],
+)
 def test_a_broker_delivers_nothing_that_is_pending_and_harms_nothing(
-    make_broker: MakeBroker, scratch: Path
+    version: str, make_broker: MakeBroker, scratch: Path
 ) -> None:
-    root = scratch / "time-index"
+    root = scratch / f"time-index-{version}"
     keys = [f"KEY{number:08X}" for number in range(MESSAGES)]
     with TimeIndexStore.open(root, settings=SETTINGS) as store:
         for number, key in enumerate(keys):
@@ -36,9 +39,9 @@ def test_a_broker_delivers_nothing_that_is_pending_and_harms_nothing(
             store.schedule(message, AfterMs(0 if number < 20 else 1_000))
         assert len(store.advance(now_ms())) == 20
 
-    broker = make_broker(NEWEST, root, settings=SMALL_FILES)
+    broker = make_broker(version, root, settings=SMALL_FILES)
     time.sleep(1)  # from here on all are due
-    judge = Judge(broker, scratch / "time-index-judge")
+    judge = Judge(broker, scratch / f"time-index-judge-{version}")
     received = receive(broker, judge, ["Orders"], 20)
     assert Counter(each.unique_key for each in received) == Counter(keys[:20])
 

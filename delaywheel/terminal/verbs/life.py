@@ -74,6 +74,7 @@ def trace(
 @verb("delaywheel state /tmp/orders order-42 --group billing")
 @click.argument("store", type=STORE)
 @click.argument("unique_key", metavar="KEY")
+@place_options("store", has_target=False)
 @click.option("--group", help="As this consumer group sees it; without it, as all of them do.")
 @now_option("Reference time:")
 def state(output: "Output", store: Path, unique_key: str, group: str | None, now_ms: int) -> None:

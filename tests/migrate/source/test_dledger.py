@@ -13,7 +13,11 @@ from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.files.log_row import open_log
+from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
+from message_store.reading import entries
+from message_store.reading.commit_log import start_of_last_used_file
 from message_store.reading.topic_listing import list_topic
 from migrate.changes.retire import retire
 from migrate.convert import convert
@@ -147,6 +151,29 @@ def test_a_cut_off_tail_behind_the_new_leaders_entries_is_not_there(member: Memb
     new = member.append(last, index=last.index + 1, term=2)
     member.append(last, index=last.index + 2, term=1, at=new.end)
     assert read_backlog(member.root).total("pending") == PENDING + 1
+
+
+@pytest.mark.parametrize(("index", "term", "counts"), [(1, 2, True), (1, 1, False), (2, 2, False)])
+def test_the_end_of_a_log_is_looked_for_from_the_last_entry_that_a_queue_knows(
+    member: Member, monkeypatch: pytest.MonkeyPatch, index: int, term: int, counts: bool
+) -> None:
+    """Nothing before it is read: that may be a GiB."""
+    known = member.append(member.entries[-1], index=member.entries[-1].index + 1, term=2)
+    new = member.append(known, index=known.index + index, term=term, at=known.end)
+    monkeypatch.setattr(entries, "_WINDOW_BYTES", known.end - known.offset)
+    with open_log(StoreRoot(member.root)) as log:
+        start = start_of_last_used_file(log)
+        read_into, read_at = log.read_into, list[int]()
+
+        def noting(offset: int, buffer: memoryview) -> int:
+            read_at.append(offset)
+            return read_into(offset, buffer)
+
+        monkeypatch.setattr(log, "read_into", noting)
+        found = entries.find_last_entry(log, start, known_end=known.end)
+    assert min(read_at) == known.offset > start
+    assert (found.index, found.term) == (known.index + counts, 2)
+    assert found.end_offset == (new.end if counts else known.end)
 
 
 @pytest.mark.parametrize("field", ["magic", "size", "index", "term", "pos", "body size"])
