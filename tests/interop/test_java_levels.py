@@ -207,11 +207,14 @@ def step(machine: WithJava, dice: random.Random) -> None:
 
 
 def live(machine: WithJava, dice: random.Random) -> None:
-    """A history of the machine, with a kill near its end."""
+    """A history of the machine, often with poison, and with a kill near its end."""
     machine.begin(millisecond=dice.randrange(1_000))
     for _ in range(10):
         step(machine, dice)
     schedule(machine, dice)
+    if dice.random() < 0.5:
+        machine.schedule([AtLevel(dice.randint(1, 4))], "orders", 3, queue_id=0, pause_ms=0)
+        machine.a_record_is_damaged(machine.made - 2, b"REAL_TOPIC")  # the second of them
     machine.let_time_pass(step_ms=dice.randint(100, 5_000))
     machine.end_and_reopen(is_kill=True)
     machine.teardown()
