@@ -38,6 +38,7 @@ from tests.timer_wheel.reference.test_oracle import (
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 
 VERSION = "5.5.0"
+AHEAD_MS = range(1_000, 60_000, 1_700)
 ORDERS = [Path("consumequeue") / "orders" / queue_id for queue_id in ("0", "1")]
 
 
@@ -65,7 +66,7 @@ class TwinsAndJava(Twins):
     def open(self) -> None:
         super().open()
         sizes = LOG_FILE_BYTES, SMALL.queue_file_bytes
-        wheel = TIMER_FILE_BYTES, self.window_slots, 1_000
+        wheel = TIMER_FILE_BYTES, self.window_slots, self.precision_ms
         self.witness.ask("set", self.clock.now_ms())
         self.witness.ask("open", self.java, *sizes, "false", "1s,2s", *wheel)
         self.rest()
@@ -154,6 +155,16 @@ class WithJava(WheelMachine):
     twins_of = TwinsAndJava
 
 
+class FineTwinsAndJava(TwinsAndJava):
+    precision_ms = 100
+
+
+class FineWithJava(WheelMachine):
+    """With slots of a tenth of a second."""
+
+    twins_of = FineTwinsAndJava
+
+
 class PlainWithJava(PlainMachine):
     """Without rolls."""
 
@@ -162,10 +173,11 @@ class PlainWithJava(PlainMachine):
 
 def step(machine: WheelMachine, dice: random.Random) -> None:
     """One of the machine's rules; an end, which takes Java seconds, is rare."""
-    chance = dice.randrange(10)
+    chance, slot_ms = dice.randrange(10), machine.twins.precision_ms
     if chance < 5:
         machine.schedule(
-            ahead_ms=dice.choice([dice.randint(1, 20_000), dice.randint(1, 60_000), *AT_BORDERS]),
+            ahead_ms=dice.choice([*AHEAD_MS, *AT_BORDERS]) * slot_ms // 1_000
+            - dice.choice([0, dice.randrange(slot_ms)]),
             is_round=dice.random() < 0.5,
             together=dice.randint(1, 3),
             queue_id=dice.randint(0, 1),
@@ -175,7 +187,7 @@ def step(machine: WheelMachine, dice: random.Random) -> None:
     elif chance < 7:
         machine.cancel(dice.randrange(1 << 30))
     elif chance < 9:
-        machine.advance([dice.randint(1, 1_000) for _ in range(dice.randint(1, 8))])
+        machine.advance([dice.randint(1, slot_ms) for _ in range(dice.randint(1, 8))])
     else:
         machine.reopen(killed=dice.random() < 0.5)
 
@@ -185,9 +197,9 @@ def live(machine: WheelMachine, dice: random.Random) -> None:
     try:
         for _ in range(12):
             step(machine, dice)
-        machine.advance([1_000] * 15)
+        machine.advance([machine.twins.precision_ms] * 15)
         machine.reopen(killed=dice.random() < 0.5)
-        machine.advance([1_000] * 5)
+        machine.advance([machine.twins.precision_ms] * 5)
     finally:
         machine.teardown()
 
@@ -201,7 +213,9 @@ def witness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.interop(VERSION)
 @pytest.mark.nightly
 @pytest.mark.usefixtures("witness")
-@pytest.mark.parametrize("seed", range(8))
-def test_java_does_what_the_reference_does(seed: int) -> None:
-    machine = (PlainWithJava if seed % 2 else WithJava)()
-    live(machine, random.Random(seed))
+@pytest.mark.parametrize("machine", [WithJava, PlainWithJava, FineWithJava])
+@pytest.mark.parametrize("_life", range(2))
+def test_java_does_what_the_reference_does(
+    machine: type[WheelMachine], _life: int, seed: int
+) -> None:
+    live(machine(), random.Random(seed))

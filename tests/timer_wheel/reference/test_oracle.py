@@ -67,11 +67,15 @@ def neutral(record: RawRecord) -> RawRecord:
 class Twins:
     """The two engines on directories of their own, at one clock."""
 
+    precision_ms = 1_000
+
     def __init__(self, path: Path, window_slots: int, dialect: Dialect) -> None:
         self.clock = ManualClock(START_MS)
         self.paths = [begun(path / "fast"), begun(path / "reference")]
         self._dialect = dialect
-        self._rules = WheelSettings.of_broker("5.5.0", roll_window_slots=window_slots)
+        self._rules = WheelSettings.of_broker(
+            "5.5.0", roll_window_slots=window_slots, precision_ms=self.precision_ms
+        )
         self.open()
 
     def open(self) -> None:
@@ -183,15 +187,16 @@ class WheelMachine(RuleBasedStateMachine):
         size: int,
         tag: str | None,
     ) -> None:
-        now_ms = self.twins.clock.now_ms()
+        now_ms, slot_ms = self.twins.clock.now_ms(), self.twins.precision_ms
         due_ms = now_ms + ahead_ms
-        due_ms = max(due_ms // 1000 * 1000, now_ms + 1) if is_round else due_ms
+        due_ms = max(due_ms // slot_ms * slot_ms, now_ms + 1) if is_round else due_ms
         for _ in range(together):
             key = f"K{self.count}"
             message = Message("orders", b"x" * size, tag, queue_id=queue_id, unique_key=key)
             self.count += 1
             receipt = self.twins.schedule(message, due_ms)
-            if receipt.promised_ms - 1000 - now_ms // 1000 * 1000 < self.window_slots * 1000:
+            ahead_slots = receipt.promised_ms // slot_ms - 1 - now_ms // slot_ms
+            if ahead_slots < self.window_slots:
                 self.receipts.append(receipt)  # a broker rolls what was cancelled, and we do not
 
     @rule(choice=st.integers(0, 1 << 30))
