@@ -45,8 +45,11 @@ class WaitingTopics:
         encoded = batch.topic.to_arrow().dictionary_encode()
         highest = np.zeros(len(encoded.dictionary), np.int64)
         np.maximum.at(highest, numbers_of(encoded.indices), batch.queue_id)
-        for topic, queue_id in zip(encoded.dictionary.to_pylist(), highest.tolist(), strict=True):
+        counts = np.bincount(numbers_of(encoded.indices), minlength=len(highest))
+        rows = zip(encoded.dictionary.to_pylist(), highest.tolist(), counts.tolist(), strict=True)
+        for topic, queue_id, count in rows:
             self.remember(topic.decode(), queue_id)
+            self._store.came_in[topic.decode()] += count
 
 
 _DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_MAX_BYTES + 1
@@ -69,7 +72,7 @@ class LiveIntake:
     def __init__(self, live: LiveStore, system_topic: str, form: RecordForm) -> None:
         self.topics = WaitingTopics(live)
         self._highest_queue = self.topics.highest
-        self._log = live.log
+        self._log, self._came_in = live.log, live.came_in
         self._maker = RecordMaker(system_topic, form)
         self._again_maker = StoredAgainMaker(system_topic, form)
         self._broker_name = live.settings.broker_name
@@ -113,6 +116,8 @@ class LiveIntake:
         log.put(record, offset)
         queue.append_one(offset, len(record), tags_code if level is None else promised_ms)
         topic = message.topic
+        if not (extra or isinstance(message, StoredMessage)):  # a marker, or given back
+            self._came_in[topic] += 1
         if self._highest_queue.get(topic, -1) < message.queue_id:  # seldom: remember says so too
             self.topics.remember(topic, message.queue_id)
         return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))
