@@ -58,12 +58,14 @@ class Lag:
     ``in_flight`` were received and not acknowledged. ``ready`` are all others, among them those
     that a tag filter will skip. ``first_left`` and ``first_ready`` are, by queue id, the queue
     offsets of the first message that is not done, and of the first that is ready, if there is one.
+    ``received`` is how many were received since the store was opened.
     """
 
     ready: int
     in_flight: int
     first_left: dict[int, int] = attrs.field(factory=dict, eq=False, repr=False)
     first_ready: dict[int, int] = attrs.field(factory=dict, eq=False, repr=False)
+    received: int = attrs.field(default=0, eq=False, repr=False)
 
     @property
     def total(self) -> int:
@@ -186,7 +188,7 @@ class ConsumerGroup:
         """
         with self._store.lock:
             progress = self._table.find(self._key(message))
-            offset = message.queued.queue_offset
+            offset = message.queue_offset
             return progress is not None and progress.is_held(offset, message.visible_ms)
 
     def _progress(self, key: QueueKey) -> QueueProgress:
@@ -266,7 +268,7 @@ class ConsumerGroup:
                     until_ms = now_ms + self._store.levels.asked(level)[1]
                 case _:
                     until_ms = now_ms + due.delay_ms
-            self._progress(self._key(message)).hold(message.queued.queue_offset, until_ms)
+            self._progress(self._key(message)).hold(message.queue_offset, until_ms)
 
     def _key(self, message: Received) -> QueueKey:
         """Its queue as this group sees it, whoever received it."""
@@ -295,7 +297,8 @@ class ConsumerGroup:
             if not found:
                 return
             for letter in letters:
-                yield Received(letter, origin_topic(letter, key.topic), 0, key)
+                at, topic = letter.queue_offset, origin_topic(letter, key.topic)
+                yield Received(key, at, topic, 0, [letter], 0)
             next_offset = found[-1].queue_offset + 1
 
     def redrive(self, letter: Received) -> None:
@@ -326,7 +329,7 @@ class ConsumerGroup:
         """How far the group is behind in a topic. ``%RETRY%`` and the group's name is the topic of
         its retries.
         """
-        left = in_flight = 0
+        left = in_flight = received = 0
         first_left, first_ready = {}, {}
         with self._store.lock:
             starts = self._starts(topic)
@@ -336,11 +339,12 @@ class ConsumerGroup:
                 progress.cut(first)
                 left += max(0, end - progress.offset) - progress.done_ahead
                 in_flight += progress.in_flight
+                received += progress.received
                 first_left[queue_id], first_ready[queue_id] = progress.offset, progress.first_ready
                 for offsets in (first_left, first_ready):
                     if offsets[queue_id] >= end:
                         del offsets[queue_id]
-        return Lag(left - in_flight, in_flight, first_left, first_ready)
+        return Lag(left - in_flight, in_flight, first_left, first_ready, received)
 
     def _offset_at(self, key: QueueKey, position: Position) -> int:
         topic = self._store.topic(key.topic)

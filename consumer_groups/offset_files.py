@@ -162,9 +162,8 @@ class OffsetFiles:
     def ack(self, runs: Iterable[Run]) -> None:
         """Note the acknowledgements of these messages; all or none."""
         numbers = self._numbers
-        self._append(
-            _ack_line(numbers[queue], last, first, crc) for queue, first, last, crc in runs
-        )
+        lines = [_ack_line(numbers[queue], last, first, crc) for queue, first, last, crc in runs]
+        self._append(lines)
 
     def give_back(self, key: QueueKey, queue_offset: int, record: GivenBack) -> None:
         """Note that this record will be stored now, and the message acknowledged then."""
@@ -180,7 +179,7 @@ class OffsetFiles:
         self._numbers[key] = number  # not before: a disk that refused has no such line
 
     def _append(self, lines: Iterable[str]) -> None:
-        self._journal.append(encode_line(line) for line in lines)
+        self._journal.append([encode_line(line) for line in lines])
 
     # --- durability -------------------------------------------------------------------------------
 

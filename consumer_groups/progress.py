@@ -21,11 +21,12 @@ class QueueProgress:
     A message is done when it was acknowledged or skipped. ``offset`` is the queue offset below
     which all are; ``next_offset`` the first that nobody has looked at. ``acked`` has what was
     acknowledged at or after ``saved``, the offset that was written down last, by the last queue
-    offset of each acknowledgement.
+    offset of each acknowledgement. ``received`` is how often a message was received.
     """
 
     def __init__(self, offset: int, acked: dict[int, Acked] | None = None) -> None:
         self.acked: dict[int, Acked] = {}
+        self.received = 0
         self._in_flight: dict[int, tuple[int, str]] = {}
         self._by_time: list[tuple[int, int, int]] = []
         self._returned: dict[str, list[int]] = defaultdict(list)

@@ -74,8 +74,8 @@ class ProgressTable:
 
     def require_open(self) -> None:
         """Raise StoreClosedError when the store was closed."""
-        if self._store.live is not None:
-            self._store.live.require_open()
+        if (live := self._store.live) is not None:
+            live.require_open()
         if self._is_closed:
             raise StoreClosedError("the store is closed")
 
@@ -216,7 +216,7 @@ class ProgressTable:
             runs = runs_of(list(compress(messages, answers)), group)
         if runs:
             self._ack_runs(runs)
-        count = sum(run.last - run.first + 1 for run in runs)
+        count = sum([run.last - run.first + 1 for run in runs])
         return Acknowledgement(count, len(messages) - count - never, never)
 
     def _ack_runs(self, runs: Sequence[Run]) -> None:
@@ -231,7 +231,7 @@ class ProgressTable:
 
     def _is_in_flight(self, run: Run) -> bool:
         """Whether the group works on all of it."""
-        progress = self.find(run.queue)
+        progress = self._queues.get(run.queue)
         return progress is not None and progress.are_in_flight(run.first, run.last + 1)
 
     def _is_open(self, run: Run) -> bool | None:

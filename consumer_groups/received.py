@@ -5,9 +5,10 @@ RocketMQ: AbstractSendMessageProcessor#consumerSendMsgBack (4.9.7, 5.5.0).
 """
 
 import zlib
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -64,19 +65,36 @@ def check_group(group: str) -> None:
         raise BadFieldError(what, found=repr(group)) from error
 
 
-@attrs.frozen(eq=False, slots=False)
-class Received:
-    """A message that a group received: to be acknowledged, retried or rejected.
+class _Place(NamedTuple):
+    """The fields of ``Received``."""
 
-    ``queued`` is its record, which is decoded as far as somebody looks at it. ``topic`` is the
-    topic to which it was sent, also for a retry. ``visible_ms`` is when the group can receive it
-    again, unless it is acknowledged before. ``queue`` is where it was received.
-    """
-
-    queued: Queued
+    queue: QueueKey
+    queue_offset: int
     topic: str
     visible_ms: int
-    queue: QueueKey
+    messages: Sequence[Queued]
+    row: int
+
+
+class Received(_Place):
+    """A message that a group received: to be acknowledged, retried or rejected.
+
+    ``queue`` and ``queue_offset`` are where it was received. ``topic`` is the topic to which it was
+    sent, also for a retry. ``visible_ms`` is when the group can receive it again, unless it is
+    acknowledged before. Its record is ``messages[row]``, read as far as somebody looks at it.
+
+    A tuple, because one is made for each message: the garbage collector sees one object of it, and
+    three of a class whose fields are in a dictionary.
+    """
+
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+    @property
+    def queued(self) -> Queued:
+        """Its record, which is decoded as far as somebody looks at it."""
+        return self.messages[self.row]
 
     @cached_property
     def stored(self) -> StoredMessage:
@@ -90,8 +108,9 @@ class Received:
 
         Raises BadFieldError for one that cannot be, or is longer than any message may be.
         """
-        if not self.queued.is_compressed:
-            return self.queued.body
+        queued = self.queued
+        if not queued.is_compressed:
+            return queued.body
         unpacker = zlib.decompressobj()
         try:
             body = unpacker.decompress(self.stored.body, MAX_MESSAGE_BYTES)
@@ -127,34 +146,51 @@ class Received:
         return self.stored.reconsume_times
 
 
+_received_of: Callable[[tuple[Any, ...]], Received] = partial(tuple.__new__, Received)
+"""A received message from its fields in their order, without the time that naming its class takes.
+"""
+
+
+def received_of(
+    messages: Sequence[Queued],
+    queue_offsets: Sequence[int],
+    topic: str,
+    visible_ms: int,
+    queue: QueueKey,
+) -> list[Received]:
+    """These messages of a queue, received together."""
+    return [
+        _received_of((queue, queue_offset, topic, visible_ms, messages, row))
+        for row, queue_offset in enumerate(queue_offsets)
+    ]
+
+
 def runs_of(messages: Sequence[Received], group: str) -> list[Run]:
     """The runs that these messages are in the queues of a group, each message in one of them."""
     runs = _runs(messages)
-    if any(run.queue.group != group for run in runs):  # another group received them
-        return runs_of(
-            [attrs.evolve(e, queue=e.queue._replace(group=group)) for e in messages], group
-        )
+    if {run.queue.group for run in runs} - {group}:  # another group received them
+        return runs_of([e._replace(queue=e.queue._replace(group=group)) for e in messages], group)
     if len(runs) > 1 and any(
         one.queue == other.queue and one.last >= other.first
         for one, other in pairwise(sorted(runs))
     ):
-        once = {(each.queue, each.queued.queue_offset): each for each in messages}
+        once = {(each.queue, each.queue_offset): each for each in messages}
         runs = _runs([once[place] for place in sorted(once)])
     return runs
 
 
 def _runs(messages: Sequence[Received]) -> list[Run]:
     """Runs of messages that are given one behind another."""
-    runs: list[Run] = []
-    begin = 0
-    for end, message in enumerate(messages, 1):
-        queue_offset = message.queued.queue_offset + 1
-        if end < len(messages):
-            following = messages[end]
-            if following.queued.queue_offset == queue_offset and following.queue == message.queue:
-                continue
-        first = messages[begin].queued.queue_offset
-        runs.append(Run(message.queue, first, queue_offset - 1, identity_of(message.queued)))
+    ends = [
+        end
+        for end, (one, other) in enumerate(pairwise(messages), 1)
+        if other.queue_offset != one.queue_offset + 1 or other.queue != one.queue
+    ]
+    runs, begin = [], 0
+    for end in [*ends, len(messages)] if messages else ():
+        queue, last, *_ = messages[end - 1]
+        identity = identity_of(messages[end - 1].queued)
+        runs.append(Run(queue, messages[begin].queue_offset, last, identity))
         begin = end
     return runs
 

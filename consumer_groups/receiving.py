@@ -9,7 +9,7 @@ import attrs
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
 from consumer_groups.readable import tell_log
-from consumer_groups.received import Received, origin_topic
+from consumer_groups.received import Received, origin_topic, received_of
 from message_store.format.java_numbers import string_hash
 from message_store.interface.delay_store import TopicReader
 from message_store.interface.queued_messages import Queued, QueuePart
@@ -20,7 +20,7 @@ _MOST_LOOKED_AT = 1_024
 _ENTRIES_A_RECORD = 64
 """So many entries are passed over by their tags codes as if it were one record."""
 
-_READ_AHEAD = 32
+_READ_AHEAD = 128
 """So many entries are read at once where fewer at a time are received."""
 
 
@@ -88,6 +88,7 @@ class QueueReceiver:
                 break
             received += self._taken(part, wanted)
             looked_at += len(part.messages) + (part.end - at) // _ENTRIES_A_RECORD + 1
+        progress.received += len(received)
         return received
 
     def _read(self, at: int, count: int, wanted: Wanted) -> QueuePart:
@@ -103,8 +104,8 @@ class QueueReceiver:
         if passed == len(self._ahead) and count < _READ_AHEAD:
             ahead = reader.queued(queue_id, at, _READ_AHEAD)
             if len(ahead.messages) == ahead.end - at > count:
-                self._ahead, self._ahead_at = ahead.messages, at
-                return QueuePart(ahead.messages[:count], at + count, {})
+                self._ahead, self._ahead_at = list(ahead.messages), at
+                return QueuePart(self._ahead[:count], at + count, {})
         part = reader.queued(queue_id, at, count)
         self._ahead, self._ahead_at = (), part.end
         return part
@@ -117,8 +118,8 @@ class QueueReceiver:
         if not (is_plain and is_gapless and progress.are_open(begin, part.end)):
             return self._chosen(part, wanted)
         progress.hide(begin, part.end, self.topic, wanted.until_ms)
-        topic, until_ms, key = self.topic, wanted.until_ms, self.key
-        return [Received(message, topic, until_ms, key) for message in part.messages]
+        queue_offsets = range(begin, part.end)
+        return received_of(part.messages, queue_offsets, self.topic, wanted.until_ms, self.key)
 
     def _chosen(self, part: QueuePart, wanted: Wanted) -> list[Received]:
         """The same, message by message."""
@@ -158,7 +159,7 @@ class QueueReceiver:
     def _hide(self, message: Queued, wanted: Wanted) -> Received:
         queue_offset = message.queue_offset
         self.progress.hide(queue_offset, queue_offset + 1, self.topic, wanted.until_ms)
-        return Received(message, self.topic, wanted.until_ms, self.key)
+        return Received(self.key, queue_offset, self.topic, wanted.until_ms, [message], 0)
 
     def _warn_of(self, part: QueuePart) -> None:
         """A record that is damaged is skipped: nobody can read it."""

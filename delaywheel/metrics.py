@@ -260,6 +260,12 @@ class StoreMetrics:
             "Messages that were delivered.",
             self._by_topic(self._dequeued),
         )
+        came_in = tuple(
+            Sample(self._labels(("topic", topic), ("message_type", "delay")), count)
+            for topic, count in sorted(self._live.came_in.items())
+        )
+        meaning = "Messages that were scheduled since the store was opened."
+        yield Metric("rocketmq_messages_in_total", "counter", meaning, came_in)
         delays = (
             sample
             for topic, each in sorted(self._delays.items())
@@ -278,6 +284,10 @@ class StoreMetrics:
             for name in group_names(self._store)
             for topic, lag in group_topics(self._store, name).items()
         ]
+        labels = [self._group_labels(group, topic) for group, topic, _ in lags]
+        meaning = "Messages that a group received since the store was opened."
+        out = tuple(map(Sample, labels, [lag.received for _, _, lag in lags]))
+        yield Metric("rocketmq_messages_out_total", "counter", meaning, out)
         for name, meaning, values in (
             (
                 "lag_messages",
@@ -297,7 +307,6 @@ class StoreMetrics:
             ),
             ("inflight_messages", "Messages in hand.", [lag.in_flight for _, _, lag in lags]),
         ):
-            labels = [self._group_labels(group, topic) for group, topic, _ in lags]
             samples = tuple(map(Sample, labels, values))
             yield Metric(f"rocketmq_consumer_{name}", "gauge", meaning, samples)
         dead = [

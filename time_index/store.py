@@ -33,7 +33,7 @@ from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries, pending_among
 from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.recovery import Extent
-from message_store.writing.settings import StoreSettings
+from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 from time_index.check import check_time_index, undelivered
 from time_index.index import TimeIndex, bucket_of
@@ -97,6 +97,7 @@ class TimeIndexStore(Engine):
         StoreLockedError when somebody has it open, SourceError for one that cannot be written to,
         BadFieldError for ``repeat_after_kill``: there is no broker whose way that were.
         """
+        require_kinds(locals())
         limit = DelayLimit(max_delay_ms=max_delay_ms, beyond_max=beyond_max)
         if settings.repeat_after_kill:
             raise BadFieldError(

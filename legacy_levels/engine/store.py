@@ -11,6 +11,7 @@ delay beyond the longest level is refused.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Literal, Self
 
 import numpy as np
@@ -56,7 +57,7 @@ from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimi
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import warn_of_other_engines
-from message_store.writing.settings import StoreSettings
+from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 
 
@@ -155,6 +156,7 @@ class LevelStore(Engine):
         it cannot be read, OptionsError when messages wait that the level table does not fit,
         TargetError when the disk refuses. A store that is refused stays as it was, to the byte.
         """
+        require_kinds(locals(), dialect=(Dialect, NoneType), rules=LevelRules)
         choice = OffsetsChoice(offsets)
         limit = DelayLimit(max_delay_ms=max_delay_ms, beyond_max=beyond_max)
         if rounding not in ("up", "exact"):

@@ -226,16 +226,18 @@ def fill_rows(
         _put_properties(table, facts, row, address)
 
 
-@kernel("int64(int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1])")
-def highest_queues(
-    data: int, starts: int, lengths: int, queue_ids: Int64s, firsts: Int64s, highest: Int64s,
-    table: Int64s,
+@kernel(
+    "int64(int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
+)
+def topics_of_rows(
+    data: int, starts: int, lengths: int, queue_ids: Int64s,
+    firsts: Int64s, highest: Int64s, counts: Int64s, table: Int64s,
 ) -> int:  # fmt: skip
-    """For each topic of a column, at three addresses, the first row that has it and its highest
-    queue id. Returns how many topics there are. ``table`` is for hashing: -1 everywhere, at least
+    """For each topic of a column, at three addresses, the first row that has it, its highest queue
+    id and how many rows it has. Returns how many topics there are. ``table`` is for hashing: -1 everywhere, at least
     twice as long as the rows, its length a power of two.
     """
-    count, number, text, length = 0, -1, 0, -1
+    topics, number, text, length = 0, -1, 0, -1
     for row in range(len(queue_ids)):
         before, many = text, length
         text, length = data + load_native(starts + 8 * row), load_native(lengths + 8 * row)
@@ -244,9 +246,9 @@ def highest_queues(
             while True:
                 number = table[place]
                 if number < 0:
-                    number = table[place] = count
-                    firsts[count], highest[count] = row, 0
-                    count += 1
+                    number = table[place] = topics
+                    firsts[topics], highest[topics], counts[topics] = row, 0, 0
+                    topics += 1
                     break
                 first = firsts[number]
                 if load_native(lengths + 8 * first) == length and equal_bytes(
@@ -255,4 +257,5 @@ def highest_queues(
                     break
                 place = (place + 1) & (len(table) - 1)
         highest[number] = max(highest[number], queue_ids[row])
-    return count
+        counts[number] += 1
+    return topics

@@ -42,13 +42,13 @@ class WaitingTopics:
 
     def remember_all(self, batch: MessageBatch) -> None:
         """The messages of a batch wait."""
-        from message_store.intake.kernels import highest_queues
-
-        firsts, highest = np.empty((2, len(batch)), np.int64)
+        found = np.empty((3, len(batch)), np.int64)
         table = np.full(2 << len(batch).bit_length(), -1, np.int64)
-        count = highest_queues(*batch.topic.addresses, batch.queue_id, firsts, highest, table)
-        for row, queue_id in zip(firsts[:count].tolist(), highest[:count].tolist(), strict=True):
-            self.remember(batch.topic[row].decode(), queue_id)
+        topics = topics_of_rows(*batch.topic.addresses, batch.queue_id, *found, table)
+        for row, queue_id, count in np.transpose(found[:, :topics]).tolist():
+            topic = batch.topic[row].decode()
+            self.remember(topic, queue_id)
+            self._store.came_in[topic] += count
 
 
 _DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_MAX_BYTES + 1
@@ -71,7 +71,7 @@ class LiveIntake:
     def __init__(self, live: LiveStore, system_topic: str, form: RecordForm) -> None:
         self.topics = WaitingTopics(live)
         self._highest_queue = self.topics.highest
-        self._log = live.log
+        self._log, self._came_in = live.log, live.came_in
         self._maker = RecordMaker(system_topic, form)
         self._again_maker = StoredAgainMaker(system_topic, form)
         self._broker_name = live.settings.broker_name
@@ -115,6 +115,8 @@ class LiveIntake:
         log.put(record, offset)
         queue.append_one(offset, len(record), tags_code if level is None else promised_ms)
         topic = message.topic
+        if not (extra or isinstance(message, StoredMessage)):  # a marker, or given back
+            self._came_in[topic] += 1
         if self._highest_queue.get(topic, -1) < message.queue_id:  # seldom: remember says so too
             self.topics.remember(topic, message.queue_id)
         return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))

@@ -2,11 +2,13 @@
 """Messages of a queue that are decoded only as far as somebody looks at them."""
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
 from message_store.format import properties as names
@@ -17,27 +19,30 @@ _IDENTITY = "{0.commit_log_offset} {0.store_timestamp_ms} {0.born_timestamp_ms} 
 
 _TAGS = names.TAGS.encode() + names.NAME_VALUE_SEPARATOR
 
+
 COMPRESSED = -1
 """In place of where the body begins: a client compressed it."""
 
 
 class QueuedRecord(NamedTuple):
-    """A message as the bytes of its record, which was checked as a whole.
+    """A message as the bytes of its record, ``data[start:end]``, which was checked as a whole.
 
     ``queue_offset`` is that of its queue's entry. ``identity`` is what ``identity_of`` says of the
-    decoded message. The body is ``record[body_at:body_end]``, and the record ends with its
+    decoded message. The body is ``data[body_at:body_end]``, and the record ends with its
     properties. ``body_at`` is ``COMPRESSED`` where a client compressed the body.
 
-    A tuple, because one is made for each message received: a frozen attrs class takes twice as
+    A tuple, because one is made for each look at a message: a frozen attrs class takes twice as
     long, and to decode the record thirty times.
     """
 
+    data: bytes
     queue_offset: int
     identity: int
-    record: bytes
+    start: int
     body_at: int
     body_end: int
     properties_at: int
+    end: int
 
     @property
     def is_compressed(self) -> bool:
@@ -49,17 +54,17 @@ class QueuedRecord(NamedTuple):
         """The stored body."""
         if self.body_at == COMPRESSED:
             return self.decoded().body
-        return self.record[self.body_at : self.body_end]
+        return self.data[self.body_at : self.body_end]
 
     @property
     def properties(self) -> dict[str, str]:
         """Name to value; see ``StoredMessage.properties``. Read on each access."""
-        return names.decode_properties(self.record[self.properties_at :])
+        return names.decode_properties(self.data[self.properties_at : self.end])
 
     @property
     def tags(self) -> str | None:
         """The tag, if it has one. Where one entry says it plainly, the others are not read."""
-        text = self.record[self.properties_at :]
+        text = self.data[self.properties_at : self.end]
         before, is_there, rest = text.partition(_TAGS)
         if not is_there:
             return None
@@ -73,18 +78,47 @@ class QueuedRecord(NamedTuple):
         """All of it. The queue offset is the entry's: a flipped bit in the record's own would
         make readers continue at a wrong one.
         """
-        message = decode_message_at(self.record, check_crc=False)
+        message = decode_message_at(self.data[self.start : self.end], check_crc=False)
         if message.queue_offset == self.queue_offset:
             return message
         return attrs.evolve(message, queue_offset=self.queue_offset)
 
 
-queued_record_of: Callable[[tuple[Any, ...]], QueuedRecord] = partial(tuple.__new__, QueuedRecord)
+Queued = QueuedRecord | StoredMessage
+"""A message of a queue, decoded or not."""
+
+_record_of: Callable[[tuple[Any, ...]], QueuedRecord] = partial(tuple.__new__, QueuedRecord)
 """A queued record from its fields in their order, in half of the time that naming its class takes.
 """
 
-Queued = QueuedRecord | StoredMessage
-"""A message of a queue, decoded or not."""
+
+class QueuedRecords(Sequence[Queued]):
+    """Messages whose records lie one behind another in ``data``. Each is made when it is looked at:
+    of a thousand objects that wait for a handler, the garbage collector takes longer than the rest.
+
+    ``table`` has a row for each, with the fields of ``QueuedRecord`` behind its data. Whoever keeps
+    one message keeps the records of all.
+    """
+
+    def __init__(self, data: bytes, table: NDArray[np.int64]) -> None:
+        self._data, self._table = data, table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, row: int) -> QueuedRecord: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> "QueuedRecords": ...
+
+    def __getitem__(self, row: int | slice) -> "QueuedRecord | QueuedRecords":
+        if isinstance(row, slice):
+            return QueuedRecords(self._data, self._table[row])
+        return _record_of((self._data, *self._table[row].tolist()))
+
+    def __iter__(self) -> Iterator[QueuedRecord]:
+        return (_record_of((self._data, *fields)) for fields in self._table.tolist())
 
 
 class QueuePart(NamedTuple):

@@ -30,12 +30,18 @@ from message_store.kernels.properties import write_number
 from message_store.kernels.raw_memory import load_i32, load_i64, load_native, store_u8
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
 
-STATE, LOG_OFFSET, SIZE, IDENTITY, BODY_START, BODY_END, PROPERTIES_START = range(7)
-"""The rows of the table that ``follow_units`` fills, a column for each unit."""
-UNIT_FIELDS = 7
+QUEUE_OFFSET, IDENTITY, START, BODY_START, BODY_END, PROPERTIES_START, END = range(7)
+"""The first columns of the table that ``follow_units`` fills, a row for each unit: its queue
+offset, which is there before, and what ``QueuedRecord`` says of its record in a copy of all.
+"""
+RECORD_FIELDS = 7
+STATE, LOG_OFFSET, SIZE = range(RECORD_FIELDS, 10)
+UNIT_FIELDS = 10
 
-NO_MESSAGE, WHOLE, UNREADABLE = range(3)
-"""States of a unit: it leads to no record; to a whole one; to something else, or nowhere."""
+NO_MESSAGE, WHOLE, UNREADABLE, ELSEWHERE, ENOUGH = range(5)
+"""States of a unit: it leads to no record; to a whole one; to something else, or nowhere; not into
+this part of the log; or there were enough bytes before it.
+"""
 
 _UNIT_BYTES = QUEUE_UNIT.size
 _AT_UNIT_OFFSET = QUEUE_UNIT.offset_of("commit_log_offset")
@@ -73,30 +79,39 @@ def _is_no_message(unit: int, offset: int, size: int) -> bool:
 
 @inline_kernel
 def _read_record(record: int, size: int, offset: int, parts: int, table: Table, row: int) -> bool:
-    """Fill a column from the record at an address; False when anything about it is wrong."""
+    """Fill a row from the record at an address; False when anything about it is wrong."""
     if not is_record_at(record, size, offset, parts) or not body_is_whole(record, parts):
         return False
     topic = record + load_native(parts + 8 * TOPIC_AT)
     if java_hash_utf8(topic, load_native(parts + 8 * TOPIC_BYTES)) == NOT_UTF8:
         return False
-    body = load_native(parts + 8 * BODY_AT)
+    start = table[row, START]
+    body = start + load_native(parts + 8 * BODY_AT)
     is_compressed = load_i32(record + AT_SYS_FLAG) & SYS_COMPRESSED
-    table[BODY_START, row] = -1 if is_compressed else body
-    table[BODY_END, row] = body + load_native(parts + 8 * BODY_BYTES)
-    table[PROPERTIES_START, row] = load_native(parts + 8 * PROPERTIES_AT)
-    table[IDENTITY, row] = _identity_at(record, parts, parts + 8 * PARTS)
+    table[row, BODY_START] = -1 if is_compressed else body
+    table[row, BODY_END] = body + load_native(parts + 8 * BODY_BYTES)
+    table[row, PROPERTIES_START] = start + load_native(parts + 8 * PROPERTIES_AT)
+    table[row, IDENTITY] = _identity_at(record, parts, parts + 8 * PARTS)
     return True
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64, int64[:, ::1])")
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64, int64[:, ::1])")
 def follow_units(
-    units: int, row: int, count: int, address: int, begin: int, end: int, table: Table
+    units: int,
+    row: int,
+    count: int,
+    address: int,
+    begin: int,
+    end: int,
+    size_bytes: int,
+    most_bytes: int,
+    table: Table,
 ) -> int:
-    """Fill a column of ``table`` for each unit from ``row`` on, as they are in a queue's file.
+    """Fill a row of ``table`` for each unit from ``row`` on, as they are in a queue's file.
 
-    ``address`` is where in memory the log lies from ``begin`` up to ``end``, all in one file.
-    Returns the first row that leads elsewhere, of which only offset and size are filled in; else
-    ``count``.
+    ``address`` is where in memory the log lies from ``begin`` up to ``end``, all in one file. The
+    records before ``row`` have ``size_bytes``; behind ``most_bytes`` none is read. Returns the
+    first row that is not read, whose state says why; else ``count``.
     """
     scratch = np.zeros(PARTS + _TEXT_WORDS, np.int64)
     parts = scratch.ctypes.data
@@ -104,15 +119,21 @@ def follow_units(
         unit = units + _UNIT_BYTES * row
         offset = load_i64(unit + _AT_UNIT_OFFSET)
         size = load_i32(unit + _AT_UNIT_SIZE)
-        table[LOG_OFFSET, row], table[SIZE, row] = offset, size
-        if _is_no_message(unit, offset, size):
-            table[STATE, row] = NO_MESSAGE
+        table[row, LOG_OFFSET], table[row, SIZE], table[row, START] = offset, size, size_bytes
+        state = UNREADABLE
+        if size_bytes > most_bytes:
+            state = ENOUGH
+        elif _is_no_message(unit, offset, size):
+            state = NO_MESSAGE
         elif offset < begin or offset >= end:
-            return row
-        else:
-            is_inside = size <= end - offset
+            state = ELSEWHERE
+        elif size <= end - offset:
             record = address + offset - begin
-            is_whole = is_inside and _read_record(record, size, offset, parts, table, row)
-            table[STATE, row] = WHOLE if is_whole else UNREADABLE
+            if _read_record(record, size, offset, parts, table, row):
+                state = WHOLE
+                size_bytes += size
+        table[row, STATE], table[row, END] = state, size_bytes
+        if state >= ELSEWHERE:
+            return row
         row += 1
     return count

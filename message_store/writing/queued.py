@@ -4,6 +4,7 @@ looks at a record decodes it.
 """
 
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 import attrs
 import numpy as np
@@ -12,14 +13,24 @@ from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.message import StoredMessage
 from message_store.format.queue_unit import MAX_EXT_ADDRESS, QUEUE_UNIT
-from message_store.interface.queued_messages import Queued, QueuePart, queued_record_of
+from message_store.interface.queued_messages import (
+    Queued,
+    QueuedRecords,
+    QueuePart,
+)
+from message_store.kernels.batch import gather
 from message_store.kernels.queued import (
+    ELSEWHERE,
+    END,
     LOG_OFFSET,
-    NO_MESSAGE,
+    QUEUE_OFFSET,
+    RECORD_FIELDS,
+    SIZE,
     STATE,
     UNIT_FIELDS,
     UNREADABLE,
     WHOLE,
+    Table,
     follow_units,
 )
 from message_store.kernels.raw_memory import address_of
@@ -41,7 +52,7 @@ class QueuedReader:
         units = np.zeros(MOST_UNITS * QUEUE_UNIT.size, np.uint8)
         self._units = units.data
         self._units_address = address_of(units)
-        self._table = np.zeros((UNIT_FIELDS, MOST_UNITS), np.int64)
+        self._table = np.zeros((MOST_UNITS, UNIT_FIELDS), np.int64)
         self._file_start = 0  # where the log file begins that was read last
 
     def read(
@@ -60,10 +71,10 @@ class QueuedReader:
             return QueuePart((), first, {})
         queue.copy_units(first, self._units[: count * QUEUE_UNIT.size])
         if tags_codes is None:
-            return self._messages(range(first, first + count), first + count)
+            return self._messages(np.arange(first, first + count), first + count)
         rows = self._rows_with(tags_codes, count)
-        offsets = (first + rows[:max_units]).tolist()
-        end = first + count if len(rows) < max_units else offsets[-1] + 1
+        offsets = first + rows[:max_units]
+        end = first + count if len(rows) < max_units else int(offsets[-1]) + 1
         return self._messages(offsets, end)
 
     def _rows_with(self, tags_codes: Collection[int], count: int) -> Int64s:
@@ -76,60 +87,73 @@ class QueuedReader:
         units[: len(rows)] = units[rows]
         return int64s(rows)
 
-    def _messages(self, queue_offsets: Sequence[int], end: int) -> QueuePart:
+    def _messages(self, queue_offsets: Int64s, end: int) -> QueuePart:
         """The messages of the first units, which have these queue offsets."""
-        count = len(queue_offsets)
-        messages: list[Queued] = []
-        left_bytes = _MOST_BYTES
-        damaged: dict[int, FormatError] = {}
-        row = 0
-        while row < count:
-            stop, data, begin = self._follow(row, count)
-            columns = zip(queue_offsets[row:stop], *self._table[:, row:stop].tolist(), strict=True)
-            for at, state, offset, size, identity, body, body_end, properties in columns:
-                if state == WHOLE:
-                    offset -= begin
-                    record = bytes(data[offset : offset + size])
-                    fields = (at, identity, record, body, body_end, properties)
-                    messages.append(queued_record_of(fields))
-                    left_bytes -= size
-                elif state != NO_MESSAGE:
-                    try:  # the scalar code decides, and says why
-                        messages.append(queued_message(self._log, offset, size, at))
-                    except FormatError as error:
-                        damaged[at] = error
-                if left_bytes < 0:
-                    return QueuePart(messages, at + 1, damaged)
-            row = stop
-        return QueuePart(messages, end, damaged)
+        table, count, row, size_bytes = self._table, len(queue_offsets), 0, 0
+        table[:count, QUEUE_OFFSET] = queue_offsets
+        records: list[memoryview] = []
+        while row < count and size_bytes <= _MOST_BYTES:
+            stop, address, begin = self._follow(row, count, size_bytes)
+            if stop > row:  # else the records go on in another file
+                rows = table[row:stop]
+                records.append(_copied(address - begin, rows[rows[:, STATE] == WHOLE]))
+                row, size_bytes = stop, int(rows[-1, END])
+        rows = table[:row]
+        fields = rows[rows[:, STATE] == WHOLE, :RECORD_FIELDS]
+        messages: Sequence[Queued] = QueuedRecords(b"".join(records), fields)
+        others, damaged = self._others(rows[rows[:, STATE] == UNREADABLE])
+        if others:
+            messages = sorted([*messages, *others], key=attrgetter("queue_offset"))
+        return QueuePart(messages, end if row == count else int(queue_offsets[row]), damaged)
 
-    def _follow(self, row: int, count: int) -> tuple[int, memoryview, int]:
-        """Fill the table from ``row`` on as far as the records lie in one file; returns the row
-        behind that, the file's bytes, and where in the log it begins.
+    def _others(self, rows: Table) -> tuple[list[Queued], dict[int, FormatError]]:
+        """The messages that the kernel could not read. The scalar code decides, and says why."""
+        others: list[Queued] = []
+        damaged: dict[int, FormatError] = {}
+        for at, offset, size in rows[:, [QUEUE_OFFSET, LOG_OFFSET, SIZE]].tolist():
+            try:
+                others.append(queued_message(self._log, offset, size, at))
+            except FormatError as error:
+                damaged[at] = error
+        return others, damaged
+
+    def _follow(self, row: int, count: int, size_bytes: int) -> tuple[int, int, int]:
+        """Fill the table from ``row`` on as far as the records lie in one file, behind so many
+        bytes of others; returns the row behind that, the file's address in memory, and where in the
+        log it begins.
         """
         log, begin = self._log, self._file_start
-        data, address = self._file_at(begin)
-        first, end = max(begin, log.min_offset), min(begin + len(data), log.end)
-        place = address + first - begin
-        stop = follow_units(self._units_address, row, count, place, first, end, self._table)
-        if stop < count:
-            offset = int(self._table[LOG_OFFSET, stop])
+        file_bytes, address = self._file_at(begin)
+        first, end = max(begin, log.min_offset), min(begin + file_bytes, log.end)
+        place, bounds = address + first - begin, (first, end, size_bytes, _MOST_BYTES)
+        stop = follow_units(self._units_address, row, count, place, *bounds, self._table)
+        if stop < count and self._table[stop, STATE] == ELSEWHERE:
+            offset = int(self._table[stop, LOG_OFFSET])
             start = offset - offset % log.file_bytes
             if start == begin or not log.holds(offset, 1):
-                self._table[STATE, stop] = UNREADABLE
+                self._table[stop, STATE] = UNREADABLE
                 stop += 1
             else:
                 self._file_start = start
-        return stop, data, begin
+        return stop, address, begin
 
-    def _file_at(self, start: int) -> tuple[memoryview, int]:
-        """The bytes of the log file that begins at ``start``, and their address; none where there
-        is no such file.
+    def _file_at(self, start: int) -> tuple[int, int]:
+        """How long the log file is that begins at ``start``, and its address in memory; 0 where
+        there is no such file.
         """
         segments = self._log.segments
         if start not in segments.starts:
-            return memoryview(b""), 0
-        return segments.view(start, segments.file_bytes), segments.address_of_file(start)
+            return 0, 0
+        return segments.file_bytes, segments.address_of_file(start)
+
+
+def _copied(address: int, rows: Table) -> memoryview:
+    """A copy of these records of a log that lies at an address, one behind another."""
+    offsets, sizes = int64s(rows[:, LOG_OFFSET]), int64s(rows[:, SIZE])
+    records = np.empty(int(sizes.sum()), np.uint8)
+    places = address_of(offsets), address_of(sizes)
+    gather(address, *places, len(rows), address_of(records), records.size)
+    return records.data
 
 
 def queued_message(

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of a store that is open for writing; the defaults are a broker's."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+
 import attrs
 
 from message_store.base.clock import Clock
@@ -11,11 +15,13 @@ from message_store.files.store_root import (
     TIMER_LOG_FILE_BYTES,
 )
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
 from message_store.format.message import LOCAL_HOST, Host
 from message_store.format.queue_unit import QUEUE_UNIT
 
 _HOUR_MS = 3_600_000
 _SMALLEST_LOG_FILE_BYTES = 4_096
+Kind = type | tuple[type, ...]
 _positive = attrs.validators.gt(0)
 
 
@@ -58,14 +64,20 @@ class StoreSettings:
             )
 
 
-def require_kinds(clock: object, settings: object, levels: object) -> None:
-    """Raise ValueError for what is no clock, no settings or no level table, as a text is none: an
-    engine would notice when the directory is made, or never.
+_KINDS: dict[str, Kind] = {
+    "path": (str, Path),
+    "clock": (Clock, NoneType),
+    "levels": (DelayLevels, NoneType),
+    "dialect": Dialect,
+    "settings": StoreSettings,
+    "start_deliver_time_alias": bool,
+}
+
+
+def require_kinds(given: Mapping[str, object], **own: Kind) -> None:
+    """Raise ValueError unless what an engine's ``open`` was ``given`` is of the kinds that every
+    engine wants, and of its ``own``: it would notice when the directory is made, or never.
     """
-    for name, value, is_fine in (
-        ("clock", clock, isinstance(clock, Clock)),
-        ("settings", settings, isinstance(settings, StoreSettings)),
-        ("levels", levels, isinstance(levels, DelayLevels)),
-    ):
-        if value is not None and not is_fine:
-            raise ValueError(f"'{name}' is of another kind: {value!r}")
+    for name, kind in {**_KINDS, **own}.items():
+        if not isinstance(given[name], kind):
+            raise ValueError(f"'{name}' is of another kind: {given[name]!r}")

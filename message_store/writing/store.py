@@ -7,6 +7,7 @@ the entry of a level queue holds the due time in place of the tag's hash.
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ from message_store.writing.queue_set import QueueSet
 from message_store.writing.queued import QueuedReader
 from message_store.writing.recovery import Extent, Recovery, recover, survey
 from message_store.writing.retention import LiveRetention
-from message_store.writing.settings import StoreSettings, require_kinds
+from message_store.writing.settings import StoreSettings
 from message_store.writing.topics import LiveTopic, merge_topics
 from message_store.writing.writable import refuse_unwritable
 
@@ -104,6 +105,7 @@ class LiveStore:
         self._identity = identity_of(root.path)
         self._is_parents = False
         self._topics: dict[str, int] = {}
+        self.came_in: Counter[str] = Counter()  # messages that were scheduled, by topic
         self._ends_to_note: tuple[int, StoreEnds] | None = None
         self._queues_noted = LONG_MAX  # until it is known what was lost
         self._all_written: tuple[int, int] | None = None  # by a flush: end of the log, and time
@@ -173,7 +175,6 @@ class LiveStore:
         disk refuses. Raises SourceError, and UnsupportedStoreError, for a store that cannot be
         written to, and changes nothing then.
         """
-        require_kinds(clock, settings, level_table)
         root = StoreRoot(path)
         refuse_unwritable(root)
         writer_lock = root.take_lock()
@@ -203,7 +204,7 @@ class LiveStore:
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading; one that has no messages reads as empty."""
-        return LiveTopic(name, self.log, self.queues, self._queued_reader, self.reading)
+        return LiveTopic(name, self.log, self.queues, self._queued_reader, self.reading())
 
     def remember_topic(self, name: str, queue_id: int) -> None:
         """See to it that topics.json knows this queue, from the next flush on."""

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from consumer_groups import Received, run_consumers
@@ -321,4 +320,4 @@ def test_a_loop_decodes_no_more_than_its_handler_reads(bench: GroupBench) -> Non
     )
     assert [vars(each).keys() & {"stored", "properties"} for each in seen] == [set()] * 3
     assert texts(seen) == list("abc")
-    assert attrs.evolve(seen[0], topic="other").body == b"a"
+    assert seen[0]._replace(topic="other").body == b"a"

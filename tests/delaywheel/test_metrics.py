@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -20,8 +21,9 @@ from consumer_groups import GroupStore, consumer_group, group_topics
 from delaywheel.metrics import SNAPSHOT_BOUNDS_S, Metric, StoreMetrics, prometheus_text
 from delaywheel.metrics_server import serving
 from delaywheel.terminal.options.loop import logged_events
-from message_store import AfterMs, AtMs, ManualClock, Message, Receipt
+from message_store import AfterMs, AtMs, ManualClock, Message, MessageBatch, Receipt
 from message_store.base.errors import TargetError
+from message_store.columns.byte_column import ByteColumn
 from message_store.interface.runner import run_store
 from message_store.reading.engine_choice import EngineName
 from migrate.look.inspect import inspect_store
@@ -106,6 +108,31 @@ def test_groups_are_told_with_their_lags(tmp_path: Path, engine: EngineName) -> 
         assert dead == Counter({"%DLQ%billing": 1})
         assert by_topic(told, "rocketmq_timing_messages") == waiting(store)
         assert waiting(store) == Counter({"%RETRY%billing": 1})
+        assert by_topic(told, "rocketmq_messages_out_total") == Counter(orders=4)
+        clock.tick(20_000)
+        store.advance(clock.now_ms())
+        assert len(group.receive("orders")) == 3
+        told = metrics.metrics()
+        out = Counter({"orders": 6, "%RETRY%billing": 1})
+        assert by_topic(told, "rocketmq_messages_out_total") == out
+        assert by_topic(told, "rocketmq_messages_in_total") == Counter(orders=6)
+
+
+@NAMES
+def test_what_came_in_is_counted_whatever_became_of_it(tmp_path: Path, engine: str) -> None:
+    clock = ManualClock(START_MS)
+    with opened(engine, tmp_path / "store", clock) as store:
+        metrics = StoreMetrics(store)
+        receipts = [store.schedule(Message("orders", b"x"), AfterMs(90_000)) for _ in range(4)]
+        store.cancel(receipts[0])
+        store.reschedule(receipts[1], AtMs(START_MS + 600_000))
+        topic = ByteColumn.of(["sent", "orders", "sent"])
+        batch = MessageBatch(body=ByteColumn.repeat(b"y", 3), topic=topic)
+        store.schedule_batch(batch, np.full(3, START_MS + 5_000))
+        clock.tick(10_000)
+        store.advance(clock.now_ms())
+        came_in = Counter(orders=5, sent=2)
+        assert by_topic(metrics.metrics(), "rocketmq_messages_in_total") == came_in
 
 
 def figure(metrics: list[Metric], name: str, bound: str | None = None) -> int:

@@ -24,7 +24,7 @@ from message_store.interface.delay_store import Finding
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.writing.settings import StoreSettings
+from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.handover.to_hierarchy import refuse_before_recovery
@@ -130,6 +130,7 @@ class HierarchicalWheelStore(TimerStore):
         slots, or wait in a broker's RocksDB timeline, BadFieldError for ``repeat_after_kill``:
         there is no broker whose way that were.
         """
+        require_kinds(locals())
         wheel = HierarchySettings(
             precision_ms=TO_THE_MILLISECOND if precision_ms is None else precision_ms,
             max_delay_ms=max_delay_ms,

@@ -10,6 +10,7 @@ and the other way about (docs/FORMAT.md, timer wheel).
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Literal
 
 from message_store.base.clock import Clock
@@ -26,7 +27,7 @@ from message_store.interface.delay_store import Finding
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.writing.settings import StoreSettings
+from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import overdue_out_ms
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS
@@ -136,6 +137,8 @@ class WheelStore(TimerStore):
         wrong settings, before anything is made. Raises StoreLockedError, and SourceError for a
         store that cannot be written to, with another precision, or with a RocksDB timeline in use.
         """
+        slots = {"roll_window_slots": int, "congest_num_each_slot": int, "snapshots": bool}
+        require_kinds(locals(), rules=(WheelSettings, NoneType), **slots)
         wheel = WheelSettings(
             precision_ms=DEFAULT_PRECISION_MS if precision_ms is None else precision_ms,
             roll_window_slots=roll_window_slots,
