@@ -226,16 +226,16 @@ def fill_rows(
         _put_properties(table, facts, row, address)
 
 
-@kernel(
-    "int64(int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
-)
+@kernel("int64(int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
 def topics_of_rows(
     data: int, starts: int, lengths: int, queue_ids: Int64s,
     firsts: Int64s, highest: Int64s, counts: Int64s, table: Int64s,
 ) -> int:  # fmt: skip
     """For each topic of a column, at three addresses, the first row that has it, its highest queue
-    id and how many rows it has. Returns how many topics there are. ``table`` is for hashing: -1 everywhere, at least
-    twice as long as the rows, its length a power of two.
+    id and how many rows it has. Returns how many topics there are.
+
+    ``table`` is for hashing: -1 everywhere, at least twice as long as the rows, its length a power
+    of two.
     """
     topics, number, text, length = 0, -1, 0, -1
     for row in range(len(queue_ids)):

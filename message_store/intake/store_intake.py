@@ -42,6 +42,8 @@ class WaitingTopics:
 
     def remember_all(self, batch: MessageBatch) -> None:
         """The messages of a batch wait."""
+        from message_store.intake.kernels import topics_of_rows
+
         found = np.empty((3, len(batch)), np.int64)
         table = np.full(2 << len(batch).bit_length(), -1, np.int64)
         topics = topics_of_rows(*batch.topic.addresses, batch.queue_id, *found, table)
