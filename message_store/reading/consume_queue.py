@@ -188,9 +188,7 @@ def _first_file(reader: SegmentReader, from_queue_offset: int) -> int:
 
 
 def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArray:
-    """Room for the row as far as it is filled, zeros: its files are long, and the disk may not have
-    room for all of that.
-    """
+    """Room for the filled part of the row, zeros: its files are long, and may be mostly empty."""
     starts = [segment.start_offset for segment in segments]
     for segment, start in zip(segments, starts, strict=True):
         if start % QUEUE_UNIT.size:

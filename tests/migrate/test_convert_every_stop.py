@@ -14,8 +14,10 @@ import attrs
 import pytest
 
 from message_store.base.errors import TargetError
+from message_store.files.places import Places, placed
 from migrate.convert import convert, convert_merged
 from migrate.settings import ConvertOptions
+from tests.helpers.log_places import scatter
 from tests.helpers.tiers import by_turns
 from tests.independent.dledger_member import make_member
 from tests.independent.queue_database import move_queues
@@ -24,11 +26,18 @@ from tests.migrate.stopped_conversions import MARKER, made_merge
 from tests.migrate.stops import Stopped, stopping_before
 
 Command = Callable[[Path], object]
-SHAPES = ["one store", "two stores", "a second plan", "a DLedger member", "queues in RocksDB"]
+SHAPES = [
+    *("one store", "two stores", "a second plan"),
+    *("a DLedger member", "queues in RocksDB", "a log in two directories"),
+]
 
 
-def of_one(members: Sequence[ConvertOptions]) -> Command:
-    return lambda target: convert(attrs.evolve(members[0], target=target))
+def of_one(members: Sequence[ConvertOptions], places: Places) -> Command:
+    def command(target: Path) -> object:
+        with placed(members[0].source, places):
+            return convert(attrs.evolve(members[0], target=target))
+
+    return command
 
 
 def of_all(members: Sequence[ConvertOptions]) -> Command:
@@ -39,12 +48,15 @@ def of_all(members: Sequence[ConvertOptions]) -> Command:
 def test_a_conversion_that_ends_before_any_change_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, first: int
 ) -> None:
-    members = made_merge(tmp_path, 2)
+    members, places = made_merge(tmp_path, 2), Places()
     if shape == "a DLedger member":
         make_member(members[0].source)
     elif shape == "queues in RocksDB":
         move_queues(members[0].source)
-    command = of_all(members) if shape == "two stores" else of_one(members)
+    elif shape == "a log in two directories":
+        places = Places(commit_logs=(tmp_path / "disk-a", tmp_path / "disk-b"))
+        scatter(members[0].source / "commitlog", *places.commit_logs)
+    command = of_all(members) if shape == "two stores" else of_one(members, places)
     if shape == "a second plan":
         monkeypatch.setattr("migrate.plan.plan.RESERVE_MAX", 0)
     command(tmp_path / "right")
