@@ -28,7 +28,7 @@ def undelivered(index: TimeIndex) -> list[Finding]:
 
 
 def _in_buckets(index: TimeIndex) -> Iterator[Finding]:
-    """Messages whose records are gone, or say another time than the index."""
+    """Messages whose records are lost, or say another time than the index."""
     for start_ms in index.starts():
         units = index.look(start_ms)
         facts = read_facts(index.store.log, units.offsets, units.sizes)

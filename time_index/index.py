@@ -40,7 +40,7 @@ from time_index.record_kernel import (
 )
 
 MESSAGES, CANCELS = 0, 1
-"""The queues of the topic: what waits, and what took something of that back."""
+"""The queues of the topic: pending messages, and those that cancelled one."""
 
 _PIECE = 1 << 17
 _MANY_UNITS = 1 << 20
@@ -194,7 +194,7 @@ class TimeIndex:
         self._buckets[bucket.saved.start_ms] = bucket
         insort(self._starts, bucket.saved.start_ms)
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def starts(self) -> list[int]:
         """The buckets that there are, in order."""

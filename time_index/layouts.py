@@ -65,7 +65,7 @@ Bools = NDArray[np.bool_]
 @attrs.frozen(eq=False)
 class Units:
     """Units as columns: when each is due, and where its record lies. ``sizes`` are bytes, 0 for
-    what waits no more.
+    a message that is done.
     """
 
     due_ms: Int64s

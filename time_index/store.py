@@ -55,8 +55,8 @@ class TimeIndexStore(Engine):
     A message is promised for the millisecond that is asked for, within ``settings.retention_ms``.
     ``levels`` are what ``AtLevel`` means.
 
-    Limitations: one thread at a time works, the others wait. No broker reads the index: what waits
-    here is delivered by this engine alone.
+    Limitations: one thread at a time works, the others wait. No broker reads the index: only
+    this engine delivers what is pending here.
     """
 
     _intake: TimeIndexIntake
@@ -152,7 +152,7 @@ class TimeIndexStore(Engine):
         return LogDeliveries(self.live, done.positions, done.sizes, due.due_ms[done.rows])
 
     def _clean(self, now_ms: int) -> None:
-        """Let retention remove old files, but for those that still hold what waits."""
+        """Let retention remove old files, but for those with pending messages."""
         log, settings = self.live.log, self.live.settings
         is_any_old = self.live.retention.kept is not None or (
             len(log.segments.starts) > 1
@@ -168,7 +168,7 @@ class TimeIndexStore(Engine):
             self._index.place_queued()
             return self._index.first_due_ms()
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
         self._index.place_queued()

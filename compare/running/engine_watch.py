@@ -85,7 +85,7 @@ class EngineWatch:
             self.other_s += took_s
 
     def was_killed(self, seen_ms: int) -> None:
-        """A call of ``advance`` never came back; what it had delivered by then can be seen."""
+        """A call of ``advance`` did not return; what it had delivered by then can be seen."""
         self._counts.append(0)
         self._seen_ms.append(seen_ms)
 

@@ -142,7 +142,7 @@ def write_workload(path: Path, workload: Workload) -> None:
 def read_workload(path: Path) -> Workload:
     """The workload that ``write_workload`` put there."""
     facts, columns = read_columns(path)
-    del columns["block"]  # made again from the seed
+    del columns["block"]  # derived from the seed
     fields: dict[str, Any] = {**facts, **columns, "topics": tuple(facts["topics"])}
     return Workload(**fields)
 
@@ -171,7 +171,7 @@ class ProcessMemory:
 
 
 def process_memory(process: int | str = "self") -> ProcessMemory:
-    """The memory of a process, zeros where it is gone or the system keeps no such account."""
+    """The memory of a process, zeros where it has ended or the system keeps no such account."""
     try:
         text = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

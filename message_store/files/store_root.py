@@ -243,7 +243,7 @@ class StoreRoot:
         return not any(map(list_segments, logs)) and holds_queues(self.consume_queues)
 
     def require_log(self) -> None:
-        """Raise SourceError where the log is lost: nothing can be read of what waits."""
+        """Raise SourceError where the log is lost: no pending message can be read."""
         if self.has_lost_log:
             raise SourceError(
                 f"{self.commit_log}: no commit log file is there, but consume queues are; take the"

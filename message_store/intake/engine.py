@@ -93,7 +93,7 @@ class Engine(EngineOnFiles, ABC):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """What waits and passes every filter; an engine that keeps no levels has none of any.
+        """Pending messages that pass every filter; an engine that keeps no levels has none of any.
         Raises TargetError where what has come in is placed first.
         """
         wanted = WaitingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
@@ -127,7 +127,7 @@ class Engine(EngineOnFiles, ABC):
 
     @abstractmethod
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
-        """What waits and passes."""
+        """Pending messages that pass."""
 
     @abstractmethod
     def _findings(self) -> list[Finding]:

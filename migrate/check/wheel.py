@@ -344,7 +344,7 @@ TIME_INDEX = info(
 
 
 def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """What waits where no broker looks. Raises FormatError and SourceError."""
+    """Pending messages where no broker looks. Raises FormatError and SourceError."""
     if not has_time_index(snapshot.root):
         return
     due_ms = pending_in_time_index(snapshot.root).due_ms

@@ -43,7 +43,7 @@ def keep_bad_records(
     """Write one raw file a record, named by ``prefix``, level and queue offset; mode 0600. Returns
     the lines about them for ``list_bad_records``, which waits for the disk.
 
-    Where nothing is left of a record no file is written: a log file that is gone leaves millions. A
+    Where nothing is left of a record no file is written: a missing log file leaves millions. A
     raw file holds what lies at the entry's place, as long as the entry says, cut where the log
     ends. ``bad`` maps indexes into the backlog to reasons. Raises TargetError.
     """

@@ -48,7 +48,7 @@ def judge_entries(
 ) -> int:
     """Fill ``kinds`` for entries in order of offset; returns how many are doubtful.
 
-    An entry lies in a file, or is gone. One longer than ``longest`` is doubtful.
+    An entry lies in a file, or is lost. One longer than ``longest`` is doubtful.
     """
     file, doubtful = -1, 0
     for i in range(len(offsets)):

@@ -74,7 +74,7 @@ def require_scratch(spark: "SparkSession", directory: Path | None, flag: str) ->
 
 
 def core_count(spark: "SparkSession | None", name: str) -> int:
-    """The cores that Spark has by now, 1 without Spark. Raises MigrationError where it is gone.
+    """The cores that Spark has by now, 1 without Spark. Raises MigrationError where it has ended.
 
     Spark Connect has no call for it. There it is the number of partitions that Spark gives to a
     range unasked, which is the same number; counting them is a job without Python.
@@ -111,6 +111,6 @@ def has_ended(spark: "SparkSession") -> bool:
             spark.conf.get("spark.master", None)
         else:
             context.statusTracker().getActiveJobsIds()
-    except Exception:  # whatever Py4J or gRPC makes of a peer that is gone
+    except Exception:  # whatever Py4J or gRPC makes of a peer that has ended
         return True
     return False

@@ -72,8 +72,8 @@ class OlderSlots:
 
     @property
     def until_next_change(self) -> int:
-        """What waits from before this place of the log would have no width of its own any more with
-        another change.
+        """Messages from before this place of the log would have no width of their own any more
+        with another change.
         """
         return self.untils[1] if len(self.untils) == MOST_WIDTHS else 0
 

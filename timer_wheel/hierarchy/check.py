@@ -49,7 +49,7 @@ def check_hierarchy(index: TimerIndex) -> list[Finding]:
 
 
 def _in_index(index: TimerIndex) -> Iterator[Finding]:
-    """Messages that stand in it twice, that the queue does not have, or whose records are gone."""
+    """Messages that stand in it twice, that the queue does not have, or whose records are lost."""
     seen = [np.empty(0, np.int64)]
     for rows in index.waiting.parts():
         seen.append(int64s(rows["queue_offset"]))
@@ -77,7 +77,7 @@ def _unlike_queue(index: TimerIndex, rows: Rows) -> Iterator[Finding]:
     offsets = int64s(rows["queue_offset"])
     first = int(offsets[0])
     units = index.queue.units(first, int(offsets[-1]) + 1)
-    # Files before the first are gone, and their entries with them.
+    # Files before the first were deleted, and their entries with them.
     begin = max(first, min(int(offsets[-1]) + 1, index.queue.max_offset) - len(units))
     places = offsets - begin
     is_there = (places >= 0) & (places < len(units))

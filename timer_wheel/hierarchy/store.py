@@ -180,7 +180,7 @@ class HierarchicalWheelStore(TimerStore):
     def _marker_is_stored(self) -> None:
         """It becomes one when it is taken in from the queue."""
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
         if wanted.unique_key is not None:

@@ -29,7 +29,7 @@ def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
 
 
 def _of_losses(timers: LiveTimers) -> list[Finding]:
-    """What was gone when the store was opened."""
+    """What was missing when the store was opened."""
     of_checkpoint = [_checkpoint_finding()] if timers.files.is_damaged else []
     of_units = [repair_finding(timers.mended_units)] if timers.mended_units else []
     return [*of_checkpoint, *of_units, *floor_findings(timers.store)]

@@ -149,7 +149,7 @@ class LiveTimers:
         self.names_from = names_from
 
     def opened(self) -> None:
-        """The store is open: of units from here on it is known which are placed again."""
+        """The store is open: of units from here on it is known which are placed once more."""
         self.placed_again.know_from(self.log.end)
 
     def with_wheel(
@@ -268,7 +268,7 @@ class LiveTimers:
 
     def place_waiting(self, found: Unplaced, waits: Bools, now_ms: int) -> None:
         """Place those of these entries that wait, and the last of all, which tells where placing
-        goes on: before the hand where it is done. No slot of what waits is behind the hand.
+        goes on: before the hand where it is done. No slot of a pending message is behind the hand.
         """
         rows, now_ms = found.rows, max(now_ms, self.wheel.hand_ms)
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none

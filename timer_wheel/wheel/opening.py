@@ -345,8 +345,8 @@ def precision_error(timers: LiveTimers, precision_ms: int) -> PrecisionError:
 def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     """The same messages on a wheel of another precision.
 
-    Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
-    again by their records, which know the old precision, and come too early. And where messages
+    Raises UnsupportedStoreError for a finer one when messages are to roll: those would roll
+    by their records, which know the old precision, and would be early. And where messages
     wait from before more changes than are remembered, or beyond a round of the new wheel. What is
     refused has changed no unit.
 
@@ -382,7 +382,7 @@ def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
 
 def _refuse_beyond_a_round(timers: LiveTimers, rows: TimerRows, wheel: LiveWheel) -> None:
     """A round of finer slots is shorter, and the hand is where the last advance left it: nobody
-    would find what waits a round or more behind that.
+    would find what is pending a round or more behind that.
     """
     if (rows.slot_time_ms - wheel.hand_ms >= ROUND_SLOTS * wheel.precision_ms).any():
         raise UnsupportedStoreError(

@@ -123,7 +123,7 @@ def find_markers(
 ) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
     which were applied when the wheel was rebuilt (``OlderMarks``). ``mended`` are rows whose
-    units still have wrong flags. Records are believed, not flags. What waits in the hand's slot
+    units still have wrong flags. Records are believed, not flags. A message in the hand's slot
     because that was over may have its marker before it.
     """
     marks = RecallMarks()

@@ -65,7 +65,7 @@ def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) ->
 
 
 def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStore) -> bool:
-    """Whether first files of the timer log are gone that retention did not take: the checkpoint
+    """Whether first files of the timer log are missing that retention did not take: the checkpoint
     says where the log begins, and the log still has records of messages before its first unit.
     """
     if own is None or not own.is_known or log.segments.min_offset <= own.log_begins:
@@ -88,7 +88,7 @@ def truncate_to_flush(log: LiveTimerLog, store: LiveStore, files: WheelFiles) ->
     """After a crash: take away what cannot be relied on.
 
     Of what was written since the last flush a loss of power may leave any part: units that tell of
-    deliveries, and not the deliveries. The queue has the messages, and they are placed again.
+    deliveries, and not the deliveries. The queue has the messages, and they are placed from there.
     """
     own = files.found_own
     files.forget_snapshots_beyond(log.end)
@@ -153,7 +153,7 @@ def truncate_astray(
     log: LiveTimerLog, store: LiveStore, files: WheelFiles, wheel: LiveWheel, *, has_falls: bool
 ) -> int:
     """Take away the units from the first on that may lead to another record than its own; returns
-    how many such there were, one or none. What they were for is placed again from the queue.
+    how many such there were, one or none. What they were for is placed from the queue.
 
     Units lie in the order of the queue, which is the log's. Where that falls, one of two leads to
     another record, or a broker that was killed has placed some again. Behind the last unit nothing
@@ -170,7 +170,7 @@ def truncate_astray(
 
 def _first_fall(log: LiveTimerLog) -> int | None:
     """The first unit whose record does not lie before that of the next. What a wheel held before it
-    was rebuilt is gone by now.
+    was rebuilt was removed by then.
     """
     before = TimerRows.empty()
     for rows in log.all_units():
@@ -246,7 +246,7 @@ def find_done(timers: LiveTimers) -> None:
         first = int(timers.unplaced(EVERYTHING).rows.commit_log_offset.min(initial=log.end))
         names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
     else:
-        # Lost units are placed again: what of them is done, and when, the log tells alone.
+        # Lost units are placed once more: what of them is done, and when, the log tells alone.
         is_lost = timers.log.end < own.flushed_position
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end

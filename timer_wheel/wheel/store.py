@@ -182,7 +182,7 @@ class WheelStore(TimerStore):
             self.live.retention.attempt(lambda: timers.delete_expired(self.live.log.min_offset))
 
     def _make_known(self) -> None:
-        """Let the checkpoint say durably what was delivered, before records of it are gone."""
+        """Let the checkpoint say durably what was delivered, before records of it are deleted."""
         timers = self._timers
         own = timers.state_to_flush()
         self.live.sync_or_break(timers.log.segments.sync)
@@ -212,7 +212,7 @@ class WheelStore(TimerStore):
             rest = timers.unplaced(EVERYTHING, keys=True)
             place_markers(timers, rest, now_ms, self._recall_marks)
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
         return waiting(self._timers, self._recall_marks(), wanted)
