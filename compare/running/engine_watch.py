@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the stopwatch while an engine runs: seconds in each call, what could be seen when, memory
-and disk now and then.
-"""
+"""Holds the stopwatch while an engine runs: seconds in each call, deliveries, memory, disk."""
 
 import os
 from collections.abc import Callable, Iterator

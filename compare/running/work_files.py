@@ -232,9 +232,7 @@ _STORE_BYTES = 96 << 20
 
 
 def store_bytes(workload: Workload) -> int:
-    """A store that is given these messages: each twice, as it waits and as it is delivered, and
-    what belongs to it.
-    """
+    """A store given these messages, each as pending and as delivered, and what belongs to it."""
     sizes = workload.body_bytes
     each = 2 * (int(sizes.sum()) + len(sizes) * _RECORD_BESIDES_BODY_BYTES)
     return each + len(sizes) * _BESIDES_BYTES + _STORE_BYTES

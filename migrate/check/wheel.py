@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a wheel against each other: slots, timer log, queue, checkpoint; and a time index,
-where no broker looks.
-"""
+"""A wheel's files against each other: slots, timer log, queue, checkpoint; and a time index."""
 
 from collections.abc import Iterator
 

@@ -22,9 +22,7 @@ QUARANTINE_NAME = "quarantine"
 REASONS_NAME = "reasons.jsonl"
 RAW_MAX_BYTES = 64 << 20
 MISFIT_MAX_BYTES = 64 << 10
-"""So much is kept where entry and record disagree about the size: many false sizes must not make us
-copy the whole log many times.
-"""
+"""So much is kept where entry and record disagree about the size; it bounds what we copy."""
 
 
 def quarantine_directory(target: StoreRoot) -> Path:

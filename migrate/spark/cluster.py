@@ -27,9 +27,7 @@ def is_one_machine(master: str | None) -> bool:
 
 
 def require_shared_directory(master: str | None, directory: Path | None, flag: str) -> None:
-    """Raise OptionsError for a cluster without a directory that all its workers see. Without a
-    master there are no workers.
-    """
+    """Raise OptionsError for a cluster without a directory that all its workers see."""
     if master is not None and directory is None and not is_one_machine(master):
         raise OptionsError(
             f"--master {master} is not this machine alone: {flag} must name a directory that every"

@@ -42,9 +42,7 @@ def run_job(
     done: Callable[[int], None],
     name: str,
 ) -> list[Result]:
-    """``function`` of every task, in the order of the tasks; see ``run_tasks``. Raises the error
-    of the first task that failed.
-    """
+    """``function`` of every task, in their order; see ``run_tasks``. Raises the first error."""
     results: list[Result] = []
     for outcome in run_each(spark, tasks, function, done, name):
         if isinstance(outcome, DelayStoreError):

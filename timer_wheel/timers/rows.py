@@ -88,9 +88,7 @@ class TimerRows:
 
     @property
     def enqueued_ms(self) -> Int64s:
-        """When the unit was placed; the latest time of all for what never was, as a broker says
-        it.
-        """
+        """When the unit was placed; the latest time for what never was, as with brokers."""
         return np.where(self.write_time_ms > 0, self.write_time_ms, LONG_MAX)
 
     @property

@@ -184,9 +184,7 @@ class LiveTimers:
     # --- what the queue holds ---------------------------------------------------------------------
 
     def unplaced(self, limit: int = _PIECE, *, keys: bool = False) -> Unplaced:
-        """The first entries without units, some of them if there are many; with recall keys if
-        they are asked for.
-        """
+        """The first entries without units, or some of many; on demand with recall keys."""
         return self.queued(max(self.placed_end, self.queue.min_offset), limit, keys=keys)
 
     def queued(self, first: int, limit: int, *, keys: bool = False) -> Unplaced:
@@ -323,9 +321,7 @@ class LiveTimers:
         rows.table[FLAGS] |= np.where(chosen, FLAG_ROLL, 0)
 
     def _place(self, found: Unplaced, chosen: Bools | None = None) -> None:
-        """Append the units of these entries, which are the next, or of some of them; sets their
-        positions.
-        """
+        """Append the units of these next entries, or of some of them; sets their positions."""
         if not len(found):
             return
         chosen = found.facts.is_there if chosen is None else chosen

@@ -264,9 +264,7 @@ def _from_timer_log(
 def _hand_ms(
     store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
 ) -> int:
-    """Where the hand begins: after a crash, where it durably was. A hand that we did not write is
-    damaged if it is later than any clock.
-    """
+    """Where the hand begins: after a crash where it durably was, unless later than any clock."""
     hand_ms, own = files.found.last_read_time_ms, files.found_own
     if begins_at_flush(own, store):
         hand_ms = own.flushed_hand_ms
@@ -293,9 +291,7 @@ def _catch_up(timers: LiveTimers) -> None:
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
-    """Where the hand begins without a checkpoint: before every used slot, and not at time 0, which
-    means an empty slot.
-    """
+    """Where the hand begins without a checkpoint: before every used slot, and not at time 0."""
     now_ms = floor_ms(store.clock.now_ms(), precision_ms)
     times = [int(rows.slot_time_ms.min()) for rows in log.all_units()]
     return max(floor_ms(min([now_ms, *times]), precision_ms), precision_ms)
@@ -393,9 +389,7 @@ def _refuse_beyond_a_round(timers: LiveTimers, rows: TimerRows, wheel: LiveWheel
 
 
 def _waiting(timers: LiveTimers) -> tuple[TimerRows, TimerRows]:
-    """The pending rows on the wheel, and the units whose flags contradict their records, with the
-    right ones.
-    """
+    """The pending rows on the wheel, and units that contradict their records, corrected."""
     rows = timers.in_slots(timers.wheel.used_slots())
     mended = with_right_flags(rows, timers.facts(rows))
     marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
@@ -416,9 +410,7 @@ def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: i
 
 
 def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> TimerRows:
-    """The rows, and a unit before the hand for the newest queue entry: the last unit tells where
-    placing resumes.
-    """
+    """The rows, and a unit before the hand for the newest entry: there placing resumes."""
     last = timers.log.last_unit()
     if len(rows) and last.commit_log_offset[0] <= rows.commit_log_offset[-1]:
         return rows

@@ -48,16 +48,12 @@ def has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
 
 
 def begins_at_flush(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
-    """Whether to begin where the last flush was, and find out from there what was done since. An
-    orderly end is a flush.
-    """
+    """Whether to begin at the last flush and find what was done since. An orderly end is one."""
     return not store.repeats and own is not None and own.is_known
 
 
 def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) -> bool:
-    """Whether the last of us here did not end with a flush: it was killed, or lost power, and
-    another engine then closed the store in order.
-    """
+    """Whether the last of us was killed or lost power, before another engine closed the store."""
     if own is None or not own.is_known:
         return False
     is_at_flush = own.flushed_hand_ms == files.found.last_read_time_ms
@@ -76,9 +72,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
 
 
 def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """Take away every unit: all that the queue has will be placed, and copies in the log tell what
-    is done.
-    """
+    """Take away every unit: the queue's messages are placed, and copies tell what is done."""
     begin = log.segments.min_offset
     files.will_end_at(begin, place_from=store.queue(TIMER_TOPIC, 0).min_offset)
     log.cut(begin)
@@ -169,9 +163,7 @@ def truncate_astray(
 
 
 def _first_fall(log: LiveTimerLog) -> int | None:
-    """The first unit whose record does not lie before that of the next. What a wheel held before it
-    was rebuilt was removed by then.
-    """
+    """The first unit whose record is not before the next one's, without those of older wheels."""
     before = TimerRows.empty()
     for rows in log.all_units():
         joined = TimerRows.together([before, rows])
