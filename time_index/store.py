@@ -380,6 +380,9 @@ class TimeIndexStore(Engine):
                 self.live.abandon()
 
 
+# --- the invariants -------------------------------------------------------------------------------
+
+
 def check_time_index(index: TimeIndex) -> list[Finding]:
     """What is wrong, worst first."""
     index.place_queued()

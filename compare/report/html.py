@@ -178,6 +178,8 @@ def _range(rounds: Sequence[Round], name: str, text: Callable[[float], str]) -> 
     return f"{text(min(values))} – {text(max(values))}"
 
 
+# --- the pictures ---------------------------------------------------------------------------------
+
 _COLOURS = {
     "levels": "#d55e00",
     "wheel": "#0072b2",

@@ -221,6 +221,8 @@ def _table_differs(snapshot: StoreSnapshot) -> Iterator[Finding]:
             yield TABLE_DIFFERS.at(f"level {queue.level}", problem)
 
 
+# --- the records ----------------------------------------------------------------------------------
+
 _ASIDE = (
     "`delaywheel convert --on-bad-record quarantine` converts the others; see `delaywheel"
     " quarantine`"

@@ -145,6 +145,8 @@ def write_html_report(report: ConversionReport, path: Path) -> None:
     replace_file(path, render_html_report(report, forecast).encode(errors="backslashreplace"))
 
 
+# --- the bars over time ---------------------------------------------------------------------------
+
 _WIDTH, _LEFT, _RIGHT = 900, 70, 20
 _TITLE, _BARS, _GAP, _TICKS = 22, 130, 14, 46
 """Heights, in pixels: of a title, of the highest bar, under a panel, and of the times below all."""

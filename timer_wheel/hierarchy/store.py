@@ -239,6 +239,9 @@ class HierarchicalWheelStore(TimerStore):
         self._index.db.close()
 
 
+# --- the invariants -------------------------------------------------------------------------------
+
+
 def check_hierarchy(index: TimerIndex) -> list[Finding]:
     """What is wrong, worst first."""
     store = index.store

@@ -294,6 +294,9 @@ class WheelStore(TimerStore):
 _SLOTS_AT_ONCE = 4096
 
 
+# --- the invariants -------------------------------------------------------------------------------
+
+
 def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
     """What is wrong, worst first; ``known`` was noticed before."""
     found = [*known, *_of_losses(timers), *_in_queue(timers), *_on_wheel(timers)]
