@@ -18,7 +18,7 @@ _MOST_LOOKED_AT = 1_024
 """So many records of a queue are looked at by one ``receive``, where a filter skips most."""
 
 _ENTRIES_A_RECORD = 64
-"""So many entries are passed over by their tags codes as if it were one record."""
+"""So many entries are skipped by their tags codes as if it were one record."""
 
 _READ_AHEAD = 128
 """So many entries are read at once where fewer at a time are received."""

@@ -321,9 +321,7 @@ class StoreMetrics:
         return self._labels(("topic", topic), ("consumer_group", group), ("is_retry", is_retry))
 
     def _age_ms(self, topic: str, offsets: Mapping[int, int]) -> int:
-        """Milliseconds since the oldest of these messages was stored, of one in each queue; 0 where
-        there is none.
-        """
+        """Age in ms of the oldest of these messages, of one in each queue; 0 without any."""
         queues = ((self._live.queue(topic, queue_id), at) for queue_id, at in offsets.items())
         places = [
             int(place)

@@ -111,7 +111,7 @@ class ScheduleMessageService:
 
     def message_timeup(self, message: StoredMessage) -> StoredMessage:
         """The message for its own topic. Raises BadFieldError if its record does not name one.
-        All properties are stored again, but the put does not see DELAY, in 5.x nor those of timers.
+        All properties are kept, but the put does not see DELAY, in 5.x nor those of timers.
         """
         topic = message.properties.get(REAL_TOPIC)
         queue_id = parse_long(message.properties.get(REAL_QUEUE_ID, ""))
@@ -129,7 +129,7 @@ class DeliverDelayedMessageTimerTask:
     offset: int
 
     def correct_deliver_timestamp(self, now: int, deliver_timestamp: int) -> int:
-        """A time farther away than the level's delay is now: that message comes early."""
+        """A time farther away than the level's delay is now: that message will be early."""
         is_too_far = deliver_timestamp > now + self.service.delay_level_table[self.delay_level]
         return now if is_too_far else deliver_timestamp
 
@@ -185,7 +185,7 @@ class DeliverDelayedMessageTimerTask:
 
 
 class ProcessStatus(enum.Enum):
-    """RUNNING: no answer yet. EXCEPTION: to be put again. SKIP: given up."""
+    """RUNNING: no answer yet. EXCEPTION: to be tried once more. SKIP: given up."""
 
     RUNNING, SUCCESS, EXCEPTION, SKIP = range(4)
 

@@ -175,9 +175,7 @@ def plan_conversion(*members: ConvertOptions, progress: Progress = no_progress) 
 
 
 class _Conversion:
-    """One run, stage by stage; what follows is there as it goes. ``runs`` are the rows of each
-    source in the target.
-    """
+    """One run, stage by stage. ``runs`` are the rows of each source in the target."""
 
     plan: Plan
     corrections: Corrections
@@ -302,9 +300,7 @@ class _Conversion:
             )
 
     def check_places(self) -> None:
-        """Refuse a source that is no store, a source in the target or around it, and an owner to
-        whom we cannot give files.
-        """
+        """Refuse a source that is no store or overlaps the target, and an impossible owner."""
         self.options.access.require_possible()
         self.sources.check_places(self.target.path)
 

@@ -70,9 +70,7 @@ class FleetEntry:
     error: DelayStoreError | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The object that ``convert --json`` prints, with the state; of a failed store its paths
-        and the error.
-        """
+        """The object of ``convert --json``, with the state; of a failed store paths and error."""
         paths = {"source": str(self.options.source), "target": str(self.options.target)}
         facts = {} if self.report is None else self.report.as_json()
         why = None if self.error is None else str(self.error)
@@ -235,9 +233,7 @@ class Fleet:
             self._entries[index] = self._with_page(entry)
 
     def _with_page(self, entry: FleetEntry) -> FleetEntry:
-        """Write the page of a store; an error becomes that of a store which is converted all the
-        same.
-        """
+        """Write the page of a store; an error is that of a store which was converted."""
         if self._reports is None or entry.report is None:
             return entry
         page = self._reports / f"{entry.options.target.name}.html"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages, help texts, messages and module docstrings use the glossary's words in short sentences.
+"""Pages, help texts, messages, docstrings and comments use the glossary's words in short sentences.
 
 CHANGELOG.md is history and is left out.
 """
@@ -19,6 +19,7 @@ from tests.helpers.prose import (
     help_sentences,
     message_sentences,
     page_sentences,
+    source_sentences,
     without_code,
 )
 from tests.source_laws import ROOT, Source, product_sources
@@ -60,12 +61,17 @@ def product_texts() -> list[Sentence]:
     return found
 
 
+def source_texts() -> list[Sentence]:
+    """All sentences of the product's docstrings and comments, of private functions too."""
+    return [each for source in product_sources() for each in source_sentences(source)]
+
+
 @pytest.mark.parametrize("texts", [page_texts, product_texts])
 def test_a_sentence_is_read_once(texts: Callable[[], list[Sentence]]) -> None:
     assert [each.shown() for each in texts() if each.is_long] == []
 
 
-@pytest.mark.parametrize("texts", [page_texts, product_texts])
+@pytest.mark.parametrize("texts", [page_texts, product_texts, source_texts])
 def test_one_word_stands_for_one_thing(texts: Callable[[], list[Sentence]]) -> None:
     assert [each.shown() for each in texts() if phrases().search(each.text)] == []
 
@@ -85,6 +91,14 @@ def test_a_page_is_taken_apart_into_its_sentences() -> None:
     table = "| a | b. C |\n|---|---|\n"
     texts = [each.text for each in page_sentences("page", page + table)]
     assert texts == ["Head", "One.", "Two lines.", "item goes", "other", "a", "b.", "C"]
+
+
+def test_docstrings_and_comments_of_a_source_are_read() -> None:
+    text = (
+        'def f():\n    """Say.\n\n    More."""\n    # One\n    # two.\n    return "a#b"  # three\n'
+    )
+    found = source_sentences(Source("x.py", text))
+    assert [each.text for each in found] == ['"""Say.', 'More."""', "One two.", "three"]
 
 
 def test_a_long_sentence_and_a_wrong_word_are_noticed() -> None:

@@ -51,16 +51,12 @@ class IndexFiles:
         return {segment.start_offset for segment in list_segments(self.directory)}
 
     def read_state(self) -> IndexState | None:
-        """The state that was saved last; None where there is none. Raises FormatError for a damaged
-        one, SourceError where the disk refuses.
-        """
+        """The state that was saved last, or None. Raises FormatError, SourceError."""
         stored = read_small_file(self.state_path)
         return None if stored is None else IndexState.decode(stored)
 
     def read(self, saved: SavedBucket) -> Units:
-        """The units of a bucket that count. Raises ChecksumError for a file that lacks or changed
-        some of them, SourceError where the disk refuses.
-        """
+        """The units of a bucket that count. Raises ChecksumError if some changed, SourceError."""
         size_bytes = saved.units * INDEX_UNIT.size
         stored = read_piece(self.path_of(saved.start_ms), 0, size_bytes) if size_bytes else b""
         if len(stored) != size_bytes or zlib.crc32(stored) != saved.crc:
@@ -92,9 +88,7 @@ class IndexFiles:
             remove_file(self.state_path)
 
     def remove(self, start_ms: int) -> None:
-        """Take away the file of a bucket that does not count any more. Where the disk refuses, it
-        stays: nobody reads it.
-        """
+        """Remove the file of a bucket that counts no more; if the disk refuses, nobody reads it."""
         with suppress(TargetError):
             remove_file(self.path_of(start_ms))
 
@@ -128,9 +122,7 @@ class Bucket:
             self._fresh.append(units)
 
     def load(self) -> None:
-        """Bring the pending units to memory. Raises ChecksumError for a file that is not as it was
-        saved, SourceError where the disk refuses.
-        """
+        """Bring the pending units to memory. Raises ChecksumError if some changed, SourceError."""
         if self._rows is None:
             self._rows = self.look()
 

@@ -40,7 +40,7 @@ from time_index.record_kernel import (
 )
 
 MESSAGES, CANCELS = 0, 1
-"""The queues of the topic: what waits, and what took something of that back."""
+"""The queues of the topic: pending messages, and those that cancelled one."""
 
 _PIECE = 1 << 17
 _MANY_UNITS = 1 << 20
@@ -108,9 +108,7 @@ class TimeIndex:
         self.make_again()
 
     def make_again(self) -> None:
-        """Make the index from the log, whatever its files say; of what the log does not tell, the
-        queue may.
-        """
+        """Make the index from the log, whatever its files say, and else from the queue."""
         with self._whole_or_broken():
             self._make_again()
 
@@ -153,9 +151,7 @@ class TimeIndex:
     # --- from the queue ---------------------------------------------------------------------------
 
     def place_queued(self, names: Names | None = None, known: Int64s | None = None) -> None:
-        """Take in all that the queue holds, but for what these names tell to be done with, and what
-        is ``known``.
-        """
+        """Take in what the queue holds, but for ``known`` and what these names tell to be done."""
         if self.placed_end < self.queue.max_offset:
             with self._whole_or_broken():
                 self._place_queued(names, known)
@@ -194,7 +190,7 @@ class TimeIndex:
         self._buckets[bucket.saved.start_ms] = bucket
         insort(self._starts, bucket.saved.start_ms)
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def starts(self) -> list[int]:
         """The buckets that there are, in order."""

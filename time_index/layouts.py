@@ -64,9 +64,7 @@ Bools = NDArray[np.bool_]
 
 @attrs.frozen(eq=False)
 class Units:
-    """Units as columns: when each is due, and where its record lies. ``sizes`` are bytes, 0 for
-    what waits no more.
-    """
+    """Units as columns: due times and records; ``sizes`` are bytes, 0 of a message that is done."""
 
     due_ms: Int64s
     offsets: Int64s

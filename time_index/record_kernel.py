@@ -172,9 +172,7 @@ def key_hash(unique_key: str) -> int:
 
 @attrs.frozen(eq=False)
 class Facts:
-    """What the records of some rows say; ``problems`` has for a row that cannot be a timed message
-    what is wrong with it.
-    """
+    """What the records of some rows say; ``problems`` says why a row can be no timed message."""
 
     table: Int64s
     problems: dict[int, FormatError]
@@ -209,9 +207,7 @@ def read_facts(log: LiveLog, offsets: Int64s, sizes: Int64s) -> Facts:
 
 
 def read_waiting(message: StoredMessage) -> tuple[int, int, int, int]:
-    """The same for one record: slow, and obviously right. Raises FormatError for one that is no
-    timed message.
-    """
+    """The same for one record, slow and obviously right. Raises FormatError for none."""
     where = message.commit_log_offset
     text = message.properties.get(names.TIMER_OUT_MS)
     if text is None:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a time index: all pending ones, those that a receipt or a handle names, and what
-became of them.
-"""
+"""Messages of a time index: pending ones, those of a receipt or handle, and their fate."""
 
 from collections.abc import Iterator
 
@@ -25,9 +23,7 @@ _PIECE = 1 << 17
 
 
 def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
-    """The record and the promise of every message that waits and may pass, bucket by bucket: none
-    moves to another.
-    """
+    """Record and promise of every pending message that may pass, bucket by bucket."""
     for start_ms in index.starts():
         units = index.look(start_ms)
         units = units.rows(_may_pass(index.store.log, units, wanted))

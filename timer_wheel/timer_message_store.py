@@ -202,8 +202,8 @@ class TimerMessageStore:
             check_num += not (is_busy or self.dequeue_get_queue or self.dequeue_put_queue)
 
     def convert(self, message: StoredMessage, request: TimerRequest) -> MessageExtBrokerInner:
-        """The message as it is put. REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in its record: by
-        the last a roll is placed again. Raises BadFieldError for one that can go nowhere.
+        """The message as it is put. REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in its record: the
+        last gives a roll its slot. Raises BadFieldError for one that can go nowhere.
         """
         stamps = [(names.TIMER_ENQUEUE_MS, str(request.enqueue_time))]
         stamps.append((names.TIMER_DEQUEUE_MS, str(self.clock.now_ms())))

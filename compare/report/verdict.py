@@ -11,9 +11,7 @@ _MS = 1_000
 
 
 def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Two rows for every time that engines were opened again: a title, what it means, and a cell an
-    engine.
-    """
+    """Two rows for each time that engines were opened again: title, meaning, a cell an engine."""
     for kind, at_ms, openings in parallel_map(ran):
         yield (
             f"opened again, {kind} after {duration(at_ms)}",
@@ -27,9 +25,7 @@ def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[
 def parallel_map(
     ran: Sequence[EngineResult],
 ) -> Iterator[tuple[str, int, tuple[Opening | None, ...]]]:
-    """Kind and time of every fault after which some engine was opened again, and each engine's
-    opening.
-    """
+    """Kind and time of each fault after which an engine was opened again, and every opening."""
     openings_of = [
         {(fault.at_ms, fault.kind): fault.opening for fault in engine.faults} for engine in ran
     ]
@@ -202,9 +198,7 @@ def _cheapest(ran: Sequence[EngineResult]) -> Iterator[str]:
 
 
 def same_speed(first: EngineResult, other: EngineResult, figure: str) -> bool:
-    """Whether another engine's speed is as good as the highest: near it, and not beaten by it in
-    every run of several.
-    """
+    """Whether another engine's speed is as good: near the highest, and not beaten in every run."""
     best, speed = getattr(first, figure), getattr(other, figure)
     return bool(best <= speed * (1 + _SAME_SPEED)) and not _apart(first, other, figure)
 

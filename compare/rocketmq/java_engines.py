@@ -195,7 +195,7 @@ class _JavaRun:
     _lines: deque[str] = attrs.field(factory=lambda: deque(maxlen=20))
 
     def watch(self, command: list[str], scratch: Path) -> None:
-        """Start it and stay with it until it is gone."""
+        """Start it and stay with it until it has ended."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

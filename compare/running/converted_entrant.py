@@ -102,7 +102,7 @@ def _nothing_from(workload: Workload, start_ms: int) -> Workload:
 
 
 def _slot_ends(workload: Workload, now_ms: int, precision_ms: int) -> Int64s:
-    """The wheel's promise for what waits at that time."""
+    """The wheel's promise for a message that is pending at that time."""
     due_ms = np.maximum(workload.due_ms, now_ms)
     return -(-due_ms // precision_ms) * precision_ms
 

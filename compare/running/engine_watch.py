@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the stopwatch while an engine runs: seconds in each call, what could be seen when, memory
-and disk now and then.
-"""
+"""Holds the stopwatch while an engine runs: seconds in each call, deliveries, memory, disk."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -85,7 +83,7 @@ class EngineWatch:
             self.other_s += took_s
 
     def was_killed(self, seen_ms: int) -> None:
-        """A call of ``advance`` never came back; what it had delivered by then can be seen."""
+        """A call of ``advance`` did not return; what it had delivered by then can be seen."""
         self._counts.append(0)
         self._seen_ms.append(seen_ms)
 

@@ -130,9 +130,7 @@ class Fault:
 def random_faults(
     count: int, seed: int, span_ms: int, kinds: Sequence[str] = KINDS
 ) -> tuple[Fault, ...]:
-    """So many faults at random points of the span, a leap or a full disk for up to a minute; the
-    same for the same seed.
-    """
+    """Random faults within the span, a leap or full disk of up to a minute; alike for one seed."""
     rng = np.random.default_rng(seed)
     drawn = [
         Fault(

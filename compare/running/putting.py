@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a workload's messages into a store: few one by one, many as a batch; what is refused is
-noted.
-"""
+"""Puts a workload's messages into a store: few singly, many as a batch; notes refusals."""
 
 import attrs
 import numpy as np

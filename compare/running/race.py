@@ -35,9 +35,7 @@ class Entrant(Protocol):
     """Something that takes a workload and leaves a store behind."""
 
     def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
-        """Why it cannot run with these settings on this machine, in one sentence; None where it
-        can. Fetches what it needs, such as jars.
-        """
+        """Why it cannot run so on this machine, or None. Fetches what it needs, such as jars."""
 
     def store_bytes(self, workload: Workload) -> int:
         """How many bytes its store takes on the disk at most."""
@@ -109,9 +107,7 @@ class Race:
         return any(name in JAVA_ENTRANTS for name in self.engines)
 
     def order(self, number: int) -> Sequence[str]:
-        """The engines of a round; each round begins with another one, and every one is once first
-        if there are as many rounds.
-        """
+        """The engines of a round: each is first once if there are as many rounds."""
         first = number % len(self.engines)
         return (*self.engines[first:], *self.engines[:first])
 

@@ -142,7 +142,7 @@ def write_workload(path: Path, workload: Workload) -> None:
 def read_workload(path: Path) -> Workload:
     """The workload that ``write_workload`` put there."""
     facts, columns = read_columns(path)
-    del columns["block"]  # made again from the seed
+    del columns["block"]  # derived from the seed
     fields: dict[str, Any] = {**facts, **columns, "topics": tuple(facts["topics"])}
     return Workload(**fields)
 
@@ -171,7 +171,7 @@ class ProcessMemory:
 
 
 def process_memory(process: int | str = "self") -> ProcessMemory:
-    """The memory of a process, zeros where it is gone or the system keeps no such account."""
+    """The memory of a process, zeros where it has ended or the system keeps no such account."""
     try:
         text = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -232,9 +232,7 @@ _STORE_BYTES = 96 << 20
 
 
 def store_bytes(workload: Workload) -> int:
-    """A store that is given these messages: each twice, as it waits and as it is delivered, and
-    what belongs to it.
-    """
+    """A store given these messages, each as pending and as delivered, and what belongs to it."""
     sizes = workload.body_bytes
     each = 2 * (int(sizes.sum()) + len(sizes) * _RECORD_BESIDES_BODY_BYTES)
     return each + len(sizes) * _BESIDES_BYTES + _STORE_BYTES

@@ -27,9 +27,7 @@ _LEVELS_MS = np.array(DelayLevels.parse().delays_ms, np.int64)
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """What to make. None for a rate: all messages arrive at once. None for a delay: that of the
-    workload's own kind.
-    """
+    """What to make. No rate: all arrive at once. No delay: that of the workload's own kind."""
 
     messages: int = 100_000
     rate_per_second: float | None = None

@@ -34,7 +34,7 @@ def backlog(
     body_bytes: Int64s,
     unique_keys: Sequence[str | None] = (),
 ) -> tuple[Workload, tuple[str, ...]]:
-    """What waits in a store, as it was put, and the unique keys of its messages by number.
+    """The backlog of a store, as it was put, and the unique keys of its messages by number.
 
     Each message arrives when it was stored, and asks for its level (0: for a time). Contents are
     made up, sizes are kept.

@@ -136,9 +136,7 @@ class _Helpful(click.Command):
 
 
 class Verbs(_Helpful, click.Group):
-    """Turns what the library refuses into one sentence and an exit code; anything else is a bug,
-    and keeps its traceback.
-    """
+    """Turns what the library refuses into a sentence and exit code; a bug keeps its traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb."""
@@ -219,9 +217,7 @@ def _allow_many_files() -> None:
 
 
 def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with ``--json`` and ``--quiet`` whose help ends with ``example``; its function gets
-    the Output first.
-    """
+    """A command with ``--json``, ``--quiet`` and an example; its function gets the Output first."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
@@ -280,9 +276,7 @@ def _compiling() -> str | None:
 def started_spark(
     progress: "StageProgress", master: str | None, conf: Settings
 ) -> Iterator[tuple["SparkSession | None", float]]:
-    """A session, and the seconds that it took to start; none without a master: the work is done in
-    this process then.
-    """
+    """A session, and the seconds that its start took; none without a master: no Spark is needed."""
     if master is None:
         yield None, 0.0
         return

@@ -206,9 +206,7 @@ def _chosen_table(chosen: DelayLevels | None, seen: list[ObservedDelays]) -> Del
 def _already_delivered(
     log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
 ) -> tuple[BoolArray, int]:
-    """Which entries were delivered or rescheduled, and how many bytes of the log were walked
-    through.
-    """
+    """Which entries were delivered or rescheduled, and how many bytes of the log were read."""
 
     def may_be(rows: slice) -> BoolArray:
         earliest = earliest_ms[rows]

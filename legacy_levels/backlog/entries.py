@@ -152,9 +152,7 @@ def gather_entries(
 def merged_entries(
     queues: list[LevelQueue], table: DelayLevels, newest_ms: int, log_min: int
 ) -> Entries | None:
-    """The entries of these queues, none of them empty, in log order; None when a queue is not in
-    order by itself.
-    """
+    """The entries of these queues, none empty, in log order; None if a queue is not in order."""
     expired = parallel_map(lambda queue: queue.is_expired(log_min), queues)
     columns = [
         (np.ascontiguousarray(queue.entries.units), queue.due_ms, queue.due_is_unknown, is_expired)

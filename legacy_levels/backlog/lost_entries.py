@@ -64,9 +64,7 @@ def recover_entries(
     tail: LogTail,
     table: DelayLevels,
 ) -> RecoveredEntries:
-    """Look for lost entries of the queues in ``tail``, if that is the whole log; else the queues
-    stay as they are.
-    """
+    """Look for entries that the queues of ``tail`` lost, if that is the whole log."""
     damaged = tail.damaged_levels
     if not damaged:
         none = attrs.evolve(tail.missing, rows=tail.missing.rows[:0])
@@ -128,9 +126,7 @@ class _Level:
         self.mended = 0
 
     def _right_entries(self) -> BoolArray:
-        """Entries that are those of a record; of those that lead to the same one the entry that is
-        in line with most others.
-        """
+        """Entries of a record; of those of the same one the entry in line with most others."""
         is_right = self._is_at_record & (
             self._own.size_bytes[self._at] == self._units["size_bytes"]
         )
@@ -199,9 +195,7 @@ class _Level:
     def _records_of(
         self, ordinals: Int64Array, low: Int64Array, high: Int64Array
     ) -> tuple[BoolArray, Int64Array]:
-        """For each ordinal whether one record has it, that no entry leads to, between two places of
-        the log; and which.
-        """
+        """For each ordinal: whether one unnamed record between two offsets has it, and which."""
         own = self._own
         free = np.flatnonzero(~self.is_pointed_to)
         free = free[np.argsort(own.queue_offset[free], kind="stable")]

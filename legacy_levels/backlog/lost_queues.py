@@ -187,7 +187,7 @@ def _newest_entries(directory: Path) -> UnitArray:
     first = list_segments(directory)[-FILES_SCANNED_FOR_THE_END:][0].start_offset // QUEUE_UNIT.size
     try:
         units = read_queue(directory, from_queue_offset=first).units
-    except FormatError:  # a queue that cannot be told is not one that is gone
+    except FormatError:  # a queue that cannot be told is not one that is lost
         return np.empty(0, QUEUE_UNIT.dtype)
     newest: UnitArray = units[is_message(units) & is_filled(units)][-_NEWEST_ENTRIES:]
     return newest.copy()  # a view would hold all that was read

@@ -82,7 +82,7 @@ class LevelQueue:
         return self.entries.is_damaged
 
     def is_expired(self, log_min: int) -> BoolArray:
-        """Entries that a broker skips: their record is gone with the oldest log files, their
+        """Entries that a broker skips: their record was lost with the oldest log files, their
         message was cancelled or delivered out of turn, or they only fill the queue before its
         first message.
         """

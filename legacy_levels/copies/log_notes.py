@@ -89,9 +89,7 @@ class LogNotes:
 
     @property
     def delivered_copies(self) -> "LogNotes":
-        """Copies of other records: those that a broker delivered out of a level, which name none,
-        and all that name one.
-        """
+        """Copies of others: those that a broker delivered from a level, and all that name one."""
         return self.of_kind(DELIVERED_COPY)
 
     @property

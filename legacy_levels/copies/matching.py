@@ -36,9 +36,7 @@ _CLOCK_SLACK_MS = 1_000
 
 @attrs.frozen(eq=False)
 class Waiting:
-    """Messages that may have been delivered: where they are and when that could have been at the
-    earliest.
-    """
+    """Messages that may have been delivered: where they are, and since when that may be."""
 
     commit_log_offset: Int64Array
     size_bytes: Int32Array
@@ -110,9 +108,7 @@ def find_copied(
 
 
 def have_copies(log: SegmentReader, offsets: Int64Array, size_bytes: Int64Array) -> BoolArray:
-    """Which of these records, in log order, the log holds a delivered copy of, whenever that was
-    stored.
-    """
+    """Which of these records, in log order, the log holds a delivered copy of, of any time."""
     first = max(int(offsets.min(initial=log.end_offset)), log.min_offset)
     copies = take_notes(log, first, known_end=log.end_offset).delivered_copies
     return find_copied(log, offsets, size_bytes, offsets, copies, copies.commit_log_offset)

@@ -148,7 +148,7 @@ def _entry_at(state: LevelState, level: int, queue_offset: int) -> Entry | None:
     [unit] = units
     offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
     waits = cursor.still_waits(queue_offset)
-    waits &= queue_offset not in state.to_repeat.get(level, ())  # it came before, and comes again
+    waits &= queue_offset not in state.to_repeat.get(level, ())  # it is delivered once more
     fate = Fate.WAITS if waits else Fate.DELIVERED
     if size_bytes <= DELIVERED_BYTES:
         fate = Fate.CANCELLED if size_bytes == CANCELLED_BYTES else Fate.DELIVERED

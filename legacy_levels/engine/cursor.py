@@ -330,7 +330,7 @@ class LevelCursor:
             self._move_head(queue_offset + 1)
 
     def queue_was_cut(self) -> None:
-        """The oldest entries are gone."""
+        """The oldest entries were deleted."""
         if self.head < self.queue.min_offset:
             self._move_head(self.queue.min_offset)
 

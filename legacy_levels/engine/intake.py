@@ -89,9 +89,7 @@ class LevelIntake:
     # --- many -------------------------------------------------------------------------------------
 
     def _levels(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
-        """Level and promised time of each. Raises UnsupportedDelayError for the first that has
-        none.
-        """
+        """Level and promised time of each. Raises UnsupportedDelayError for one that has none."""
         from message_store.intake.batch import levels_for
 
         table = self._state.table

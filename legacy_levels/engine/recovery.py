@@ -255,7 +255,7 @@ def _are_astray(candidates: _Candidates, log: LiveLog, rows: Int64Array) -> list
 def _candidates(
     cursors: Iterable[LevelCursor], copies: LogNotes, newest_ms: int, counted: Mapping[int, int]
 ) -> _Candidates:
-    """What waits and is named by a copy, was due by then, or counts as delivered."""
+    """Pending entries that a copy names: was due by then, or counts as delivered."""
     rows: list[Int64Array] = []
     for cursor in cursors:
         before = cursor.queue.units(cursor.head - 1, cursor.head)["commit_log_offset"]

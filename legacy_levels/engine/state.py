@@ -75,7 +75,7 @@ class SkippedMessages(NoteFile[SkippedMessage]):
 
 @attrs.frozen
 class Losses:
-    """``log_bytes`` of the log's end are gone; ``entries`` are how many each level's queue lacked,
+    """``log_bytes`` of the log's end are lost; ``entries`` are how many each level's queue lacked,
     ``brought_back`` how many of those were rebuilt from the log.
     """
 
@@ -85,7 +85,7 @@ class Losses:
 
 
 def bring_back(live: LiveStore) -> Losses:
-    """Find out what is gone, and make the level queues whole again as far as the log goes.
+    """Find out what is lost, and make the level queues whole again as far as the log goes.
 
     What was cancelled in such a queue is not known any more, and will be delivered.
     """

@@ -15,7 +15,6 @@ from message_store.format.broker_json import ConfigDialect
 from message_store.format.delay_levels import DelayLevels
 
 GROUP = "generated_group"
-RETRY_TOPIC = names.RETRY_PREFIX + GROUP
 QUEUES_PER_TOPIC = 4
 
 _CHUNK = 1 << 15
@@ -25,9 +24,8 @@ _CLIENT_BITS = 48
 _HOST_IP = bytes([127, 0, 0, 1])
 _CLIENT_IP = bytes([10, 1, 2, 3])
 _TAGS = ["", "create", "pay", "timeout", "remind"]
-_RETRIED_TOPIC = "RETRY_TOPIC"
-_LEVELS_BEFORE_RETRIES = 2
-"""The first retry of a message waits in level 3."""
+_FIRST_TOPICS_SHARE = 0.3
+"""Of what is left the next topic gets as much, and so on."""
 
 Generator = np.random.Generator
 
@@ -43,18 +41,11 @@ class ExtraProperty:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """What the messages shall be like, and what follows from that.
-
-    Bodies are ``shortest_body`` to ``longest_body`` bytes long. ``topic_skew_percent`` is the share
-    of the first topic; of what is left, that of the second, and so on; 0: all alike.
-    ``retry_percent`` are messages that a consumer sent back.
-    """
+    """What the messages shall be like: bodies of ``shortest_body`` to ``longest_body`` bytes."""
 
     shortest_body: int
     longest_body: int
     topics: tuple[str, ...]
-    topic_skew_percent: int
-    retry_percent: int
     now_ms: int
     delays: DelayLevels
     dialect: ConfigDialect
@@ -124,15 +115,13 @@ def batch_of(
     numbers = sum(counts.values()) + np.arange(rows)
     store_ms = recipe.now_ms - ages_ms
     delays = np.array([0, *recipe.delays.delays_ms])
-    topics = _choose_topics(recipe, rng, rows)
-    is_retry = _choose_retries(recipe, rng, rows)
-    properties = _properties_of(recipe, rng, levels, numbers, topics, is_retry)
+    topics = np.minimum(rng.geometric(_FIRST_TOPICS_SHARE, rows) - 1, len(recipe.topics) - 1)
+    properties = _properties_of(recipe, rng, levels, numbers, topics)
     body = ByteColumn(
         recipe.body_block,
         rng.integers(0, _BODY_BLOCK_BYTES, rows),
         rng.integers(recipe.shortest_body, recipe.longest_body + 1, rows),
     )
-    retries = np.maximum(levels.astype(np.int64) - _LEVELS_BEFORE_RETRIES, 1)
     batch = StoredBatch(
         body=body,
         topic=ByteColumn.repeat(names.LEVEL_TOPIC, rows),
@@ -146,7 +135,7 @@ def batch_of(
         commit_log_offset=np.zeros(rows, np.int64),
         born_timestamp_ms=store_ms - rng.integers(0, 20, rows),
         store_timestamp_ms=store_ms,
-        reconsume_times=np.where(is_retry, retries, 0),
+        reconsume_times=np.zeros(rows, np.int64),
     )
     return batch, store_ms + delays[levels]
 
@@ -157,43 +146,25 @@ def _properties_of(
     levels: NDArray[np.uint8],
     numbers: Int64s,
     topics: Int64s,
-    is_retry: NDArray[np.bool_],
 ) -> ByteColumn:
     rows = len(levels)
     # A tenth of what clients send has no key, a fifth no tag.
     keys = hex_key_column(b"order-", rng.integers(0, 1 << 40, rows), 10)
     keys = ByteColumn(keys.data, keys.starts, np.where(rng.random(rows) < 0.1, 0, keys.lengths))
     level_names = [str(level) for level in range(recipe.delays.max_level + 1)]
-    real_topics = np.where(is_retry, len(recipe.topics), topics)
     queue_ids = rng.integers(0, QUEUES_PER_TOPIC, rows)
     columns: list[tuple[str, ByteColumn | Int64s]] = [
-        (names.REAL_TOPIC, ByteColumn.choose((*recipe.topics, RETRY_TOPIC), real_topics)),
+        (names.REAL_TOPIC, ByteColumn.choose(recipe.topics, topics)),
         (names.UNIQUE_KEY, hex_key_column(recipe.unique_key_prefix, numbers, 8)),
         (names.DELAY, ByteColumn.choose(level_names, levels)),
         (names.KEYS, keys),
-        (names.REAL_QUEUE_ID, np.where(is_retry, 0, queue_ids)),
+        (names.REAL_QUEUE_ID, queue_ids),
         (names.TAGS, ByteColumn.choose(_TAGS, rng.integers(0, len(_TAGS), rows))),
     ]
-    if recipe.retry_percent:
-        sent_to = ByteColumn.choose(("", *recipe.topics), np.where(is_retry, topics + 1, 0))
-        columns.append((_RETRIED_TOPIC, sent_to))
     if (extra := recipe.extra_property) is not None:
         has_it = (rng.random(rows) * 100 < extra.percent).astype(np.int64)
         columns.append((extra.name, ByteColumn.choose(("", extra.value), has_it)))
     return join_property_columns(columns, closed=recipe.dialect.has_state_version)
-
-
-def _choose_topics(recipe: Recipe, rng: Generator, rows: int) -> Int64s:
-    last = len(recipe.topics) - 1
-    if not recipe.topic_skew_percent:
-        return rng.integers(0, last, rows, endpoint=True)
-    return np.minimum(rng.geometric(recipe.topic_skew_percent / 100, rows) - 1, last)
-
-
-def _choose_retries(recipe: Recipe, rng: Generator, rows: int) -> NDArray[np.bool_]:
-    if not recipe.retry_percent:
-        return np.zeros(rows, np.bool_)
-    return np.asarray(rng.random(rows) * 100 < recipe.retry_percent)
 
 
 def _queue_offsets(levels: NDArray[np.uint8], counts: dict[int, int]) -> Int64s:

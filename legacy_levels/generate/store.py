@@ -19,7 +19,6 @@ from legacy_levels.delay_offsets import encode_delay_offsets
 from legacy_levels.generate.messages import (
     GROUP,
     QUEUES_PER_TOPIC,
-    RETRY_TOPIC,
     ExtraProperty,
     Recipe,
     arrivals,
@@ -58,17 +57,13 @@ DIALECTS = {"4.9": ConfigDialect.ROCKETMQ_4_9, "5.x": ConfigDialect.ROCKETMQ_5_5
 
 @attrs.frozen
 class GeneratedStore:
-    """What was made: how many messages, how much log, and when those that wait are due.
-
-    ``delivered_by_level`` are those of ``messages_by_level`` that no longer wait.
-    """
+    """What was made: how many messages, how much log, and when they are due."""
 
     messages: int
     commit_log_bytes: int
     messages_by_level: dict[int, int]
     due_min_ms: int | None
     due_max_ms: int | None
-    delivered_by_level: dict[int, int]
 
 
 def generate_level_store(
@@ -77,12 +72,8 @@ def generate_level_store(
     messages: int,
     now_ms: int,
     body_bytes: int = 200,
-    body_spread_percent: int = 25,
     levels: Sequence[int] = range(1, 19),
     topics: int | Sequence[str] = 8,
-    topic_skew_percent: int = 30,
-    retry_percent: int = 0,
-    delivered_percent: int = 0,
     seed: int = 0,
     dialect: str = "4.9",
     level_table: str = DEFAULT_LEVELS,
@@ -92,13 +83,10 @@ def generate_level_store(
 ) -> GeneratedStore:
     """Make a store with ``messages`` in ``levels``, an equal share in each.
 
-    Bodies are random bytes, ``body_bytes`` long and up to ``body_spread_percent`` more or less.
-    Topics are names, or how many to make up; the first gets ``topic_skew_percent`` of the messages,
-    the second as much of what is left, and so on (0: all get the same). ``retry_percent`` wait for
-    the retry topic of a consumer group. Of each level ``delivered_percent`` were delivered before
-    the broker stopped: the level's offset stands behind them (their delivered copies are left
-    out). ``dialect`` is ``4.9`` or ``5.x``: the ending of properties texts and the style of the
-    configuration files. ``extra_property`` makes records of unusual shapes.
+    Bodies are random bytes, ``body_bytes`` long and up to a quarter more or less. Topics are names,
+    or how many to make up; the first gets 30 % of the messages, the second as much of what is left,
+    and so on. ``dialect`` is ``4.9`` or ``5.x``: the ending of properties texts and the style of
+    the configuration files. ``extra_property`` makes records of unusual shapes.
 
     What was made is removed again where that ends in an error, or is interrupted.
     Raises TargetError when ``path`` is not empty or the disk refuses, BadFieldError for a level
@@ -110,16 +98,12 @@ def generate_level_store(
     count = topics if isinstance(topics, int) else len(topics)
     _require_least(messages=(messages, 0), body_bytes=(body_bytes, 0), topics=(count, 1))
     _require_least(shortest_delay_ms=(shortest_ms, 1))
-    _require_percent(body_spread_percent=body_spread_percent, retry_percent=retry_percent)
-    _require_percent(99, topic_skew_percent=topic_skew_percent, delivered_percent=delivered_percent)
     rng = np.random.default_rng(seed)
     delays_ms = {level: delays.delay_ms(level) for level in sorted(set(levels))}
     recipe = Recipe(
-        shortest_body=body_bytes * (100 - body_spread_percent) // 100,
-        longest_body=body_bytes * (100 + body_spread_percent) // 100,
+        shortest_body=body_bytes * 75 // 100,
+        longest_body=body_bytes * 125 // 100,
         topics=topic_names(topics) if isinstance(topics, int) else tuple(topics),
-        topic_skew_percent=topic_skew_percent,
-        retry_percent=retry_percent,
         now_ms=now_ms,
         delays=delays,
         dialect=_config_dialect(dialect),
@@ -127,9 +111,7 @@ def generate_level_store(
         seed=seed,
         extra_property=extra_property,
     )
-    share = 100 - delivered_percent  # what is older than its level's delay was delivered
-    spans_ms = {level: delay_ms * 100 // share for level, delay_ms in delays_ms.items()}
-    chunks = _chunks(recipe, rng, messages, spans_ms)
+    chunks = _chunks(recipe, rng, messages, delays_ms)
     return _write_store(root, recipe, chunks, delays_ms, commit_log_file_bytes, queue_file_bytes)
 
 
@@ -141,10 +123,10 @@ def _write_store(
     *file_bytes: int,
 ) -> GeneratedStore:
     with _whole_or_nothing(root):
-        with _StoreWriter(root, delays_ms, recipe.now_ms, *file_bytes) as writer:
+        with _StoreWriter(root, delays_ms, *file_bytes) as writer:
             _write_beside(chunks, writer)
             made = writer.account()
-        _write_small_files(root, recipe, made, writer.last_stored_ms)
+        _write_small_files(root, recipe, writer.last_stored_ms)
         root.mark_stopped()
     return made
 
@@ -160,13 +142,6 @@ def _config_dialect(dialect: str) -> ConfigDialect:
     if dialect not in DIALECTS:
         raise BadFieldError("dialect", expected=" or ".join(DIALECTS), found=dialect)
     return DIALECTS[dialect]
-
-
-def _require_percent(most: int = 100, **percents: int) -> None:
-    """Raise BadFieldError for the first that is none."""
-    for name, percent in percents.items():
-        if not 0 <= percent <= most:
-            raise BadFieldError(name, expected=f"0 to {most}", found=percent)
 
 
 def _chunks(
@@ -198,18 +173,15 @@ class _StoreWriter(ClosedOnExit):
         self,
         root: StoreRoot,
         levels: Iterable[int],
-        now_ms: int,
         commit_log_file_bytes: int,
         queue_file_bytes: int,
     ) -> None:
         self.last_stored_ms = 0
-        self._now_ms = now_ms
         self._log = LiveSegments(root.commit_log, commit_log_file_bytes)
         self._queues = {
             level: LiveSegments(root.level_queue(level), queue_file_bytes) for level in levels
         }
         self._counts = dict.fromkeys(self._queues, 0)
-        self._delivered = dict.fromkeys(self._queues, 0)
         self._due_min_ms, self._due_max_ms = LONG_MAX, 0
         self._end = 0
         self._buffer = np.empty(0, np.uint8)
@@ -226,18 +198,14 @@ class _StoreWriter(ClosedOnExit):
         units["commit_log_offset"] = placement.positions
         units["size_bytes"] = placement.sizes
         units["tags_code"] = due_ms
-        is_delivered = due_ms <= self._now_ms
         for level, queue in self._queues.items():
             rows = np.flatnonzero(batch.queue_id == level - 1)
             queue.write_at(self._counts[level] * QUEUE_UNIT.size, units[rows].view(np.uint8).data)
             self._counts[level] += len(rows)
-            self._delivered[level] += int(np.count_nonzero(is_delivered[rows]))
         self._end = placement.end
         self.last_stored_ms = int(batch.store_timestamp_ms[-1])
-        waiting_ms = due_ms[~is_delivered]
-        if len(waiting_ms):
-            self._due_min_ms = min(self._due_min_ms, int(waiting_ms.min()))
-            self._due_max_ms = max(self._due_max_ms, int(waiting_ms.max()))
+        self._due_min_ms = min(self._due_min_ms, int(due_ms.min()))
+        self._due_max_ms = max(self._due_max_ms, int(due_ms.max()))
 
     def account(self) -> GeneratedStore:
         """What has been made so far."""
@@ -248,7 +216,6 @@ class _StoreWriter(ClosedOnExit):
             messages_by_level=dict(self._counts),
             due_min_ms=self._due_min_ms if some else None,
             due_max_ms=self._due_max_ms if some else None,
-            delivered_by_level=dict(self._delivered),
         )
 
     def close(self) -> None:
@@ -294,17 +261,13 @@ def _make_empty_store(root: StoreRoot) -> None:
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _write_small_files(
-    root: StoreRoot, recipe: Recipe, made: GeneratedStore, last_stored_ms: int
-) -> None:
+def _write_small_files(root: StoreRoot, recipe: Recipe, last_stored_ms: int) -> None:
     dialect = recipe.dialect
     level_topic = TopicConfig(names.LEVEL_TOPIC, recipe.delays.max_level, recipe.delays.max_level)
     queues = dict.fromkeys(recipe.topics, QUEUES_PER_TOPIC)
-    if recipe.retry_percent:
-        queues[RETRY_TOPIC] = 1
     topics = [TopicConfig(name, count, count) for name, count in queues.items()]
     offsets = {(name, GROUP): dict.fromkeys(range(count), 0) for name, count in queues.items()}
-    delivered = dict.fromkeys(range(1, recipe.delays.max_level + 1), 0) | made.delivered_by_level
+    delivered = dict.fromkeys(range(1, recipe.delays.max_level + 1), 0)
     files = {
         TOPICS: encode_topics([level_topic, *topics], dialect),
         GROUPS: encode_groups([GroupConfig(GROUP)], dialect),

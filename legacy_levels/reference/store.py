@@ -184,9 +184,7 @@ class LiveBroker:
             return None
 
     def async_put_message(self, message: StoredMessage) -> Future[bool]:
-        """Append at once: the answer is known when this returns. Raises BadFieldError for a topic
-        that no broker takes.
-        """
+        """Append at once: the answer is known on return. Raises BadFieldError for a bad topic."""
         answer: Future[bool] = Future()
         if problem := topic_problem(message.topic, FROM_LEVEL):
             raise BadFieldError(problem, found=message.topic[:64])

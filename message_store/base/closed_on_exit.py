@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a ``with`` statement, for stores and rows of files."""
 
-from types import TracebackType
 from typing import Self
 
 
@@ -15,10 +14,5 @@ class ClosedOnExit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

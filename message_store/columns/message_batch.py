@@ -69,9 +69,7 @@ class MessageBatch:
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> "MessageBatch":
-        """The columns of these messages. Raises BadFieldError for a property that cannot be
-        stored.
-        """
+        """The columns of these messages. Raises BadFieldError for a property that does not fit."""
         rows = list(messages)
         texts = []
         for row, message in enumerate(rows):

@@ -149,9 +149,7 @@ def _number(value: JsonValue, default: int) -> int:
 
 
 def read_config(root: Path, name: str) -> ConfigText:
-    """A file under ``config/`` by the lenient order, or what RocksDB has in its place; never raises
-    for damage.
-    """
+    """A file under ``config/`` by the lenient order, or its like in RocksDB; never raises."""
     if (in_rocksdb := config_in_rocksdb(root, name)) is not None:
         return ConfigText(*in_rocksdb)
     main = StoreRoot(root).config_file(name)

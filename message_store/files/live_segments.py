@@ -92,9 +92,7 @@ class LiveSegments:
             self._lengthen(self.starts[-1])
 
     def restore_length(self) -> None:
-        """Make a last file that was lengthened as short again as it was found: the store is
-        refused. Raises TargetError.
-        """
+        """Cut a last file that was lengthened back: the store is refused. Raises TargetError."""
         if self._short_bytes is not None:
             try:
                 os.ftruncate(self.descriptor(self.starts[-1]), self._short_bytes)
@@ -237,9 +235,7 @@ class LiveSegments:
         return any(any(self.read_at(*piece)) for piece in pieces)
 
     def save_from(self, offset: int, path: Path) -> None:
-        """Copy what lies from ``offset`` on into a file, durably; holes stay holes. Raises
-        TargetError.
-        """
+        """Copy what lies from ``offset`` on to a file, durably, with holes. Raises TargetError."""
         temporary = path.with_name(f".{path.name}.new")
         try:
             path.parent.mkdir(exist_ok=True)

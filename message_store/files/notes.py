@@ -42,9 +42,7 @@ class NoteFile(Generic[Note]):
         return [self._known[key] for key in sorted(self._known)]
 
     def add(self, notes: Iterable[Note]) -> None:
-        """Note these. Where the disk refuses, they are written down by the next ``save``: what was
-        done beside them is done.
-        """
+        """Note these. Where the disk refuses, the next ``save`` writes them: the rest is done."""
         new = {self._key(one): one for one in notes}
         self._is_saved &= new.keys() <= self._known.keys()
         self._known = new | self._known
@@ -68,9 +66,7 @@ class LostMessage:
 
 
 class LostNotes(NoteFile[LostMessage]):
-    """Messages that could not be delivered, in the order of the log: nobody is to miss them
-    unawares.
-    """
+    """Messages that could not be delivered, in the log's order: nobody is to miss them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, LostMessage, lambda lost: lost.commit_log_offset)

@@ -202,9 +202,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
 
 
 def make_directories(path: Path, *, is_durable: bool = True) -> None:
-    """Make a directory and those above it that are not there; where it is so wanted, come back when
-    their names are on the disk. Raises OSError.
-    """
+    """Make a directory and its missing parents; if wanted, durably. Raises OSError."""
     refuse_dangling_link(path)
     missing = [each for each in (path, *path.parents) if not each.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
@@ -213,9 +211,7 @@ def make_directories(path: Path, *, is_durable: bool = True) -> None:
 
 
 def refuse_dangling_link(path: Path) -> None:
-    """Raise FileNotFoundError for a symbolic link that leads to nothing, of which ``mkdir`` would
-    say "File exists".
-    """
+    """Raise FileNotFoundError for a dangling link, of which ``mkdir`` says "File exists"."""
     if path.is_symlink() and not path.exists():
         reason = f"a symbolic link to {os.readlink(path)}, which does not exist"
         raise FileNotFoundError(errno.ENOENT, reason, str(path))
@@ -269,9 +265,7 @@ class InPlaceFile:
             raise TargetError(f"{self._path}: cannot be written: {reason_of(error)}") from error
 
     def another_handle(self) -> int:
-        """A handle of its own for the file, which the caller closes. Raises TargetError when it
-        cannot be opened.
-        """
+        """A handle of its own for the file, which the caller closes. Raises TargetError."""
         try:
             return os.dup(self._descriptor)
         except OSError as error:
@@ -304,9 +298,7 @@ def write_over(path: Path, content: bytes) -> None:
 
 
 def remove_file(path: Path, *, is_durable: bool = False) -> None:
-    """Take a file away, if it is there; durably, it does not come back with the power. Raises
-    TargetError.
-    """
+    """Remove a file if it is there; durably, so no power loss undoes it. Raises TargetError."""
     try:
         path.unlink(missing_ok=True)
         if is_durable and path.parent.is_dir():

@@ -76,9 +76,7 @@ class StoreLock:
         return None
 
     def refusal(self, path: Path, kind: int) -> StoreLockedError:
-        """What to say where the lock file at ``path`` is held: by whom, as far as the system tells,
-        and what to do.
-        """
+        """What to say where the lock file at ``path`` is held: by whom if known, what to do."""
         blocking_pid = self.blocking_pid(kind)
         if blocking_pid != _OF_AN_OPEN_FILE:  # plain POSIX locks, which delaywheel does not take
             who = f"another process (pid {blocking_pid})" if blocking_pid else "another process"

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where everything lies under a store root, and the two files that say who uses it: ``lock`` and
-``abort``.
-"""
+"""Where everything lies under a store root, and its two files ``lock`` and ``abort``."""
 
 import errno
 import fcntl
@@ -150,9 +148,7 @@ class StoreRoot:
 
     @property
     def own(self) -> Path:
-        """What delaywheel itself keeps in a target: report, settings, quarantine. Brokers pass it
-        over.
-        """
+        """What delaywheel keeps in a target: report, settings, quarantine. Brokers ignore it."""
         return self.path / "delaywheel"
 
     @property
@@ -243,7 +239,7 @@ class StoreRoot:
         return not any(map(list_segments, logs)) and holds_queues(self.consume_queues)
 
     def require_log(self) -> None:
-        """Raise SourceError where the log is lost: nothing can be read of what waits."""
+        """Raise SourceError where the log is lost: no pending message can be read."""
         if self.has_lost_log:
             raise SourceError(
                 f"{self.commit_log}: no commit log file is there, but consume queues are; take the"
@@ -314,9 +310,7 @@ class StoreRoot:
             lock.release()
 
     def is_in_use(self) -> bool:
-        """Whether somebody has the store open for writing; asked for a moment only, so that nobody
-        is kept out.
-        """
+        """Whether somebody has the store open for writing; asked without keeping anybody out."""
         try:
             with self.shared_lock():
                 return False

@@ -47,9 +47,7 @@ class StoreCheckpoint:
 
     @property
     def recover_from_ms(self) -> int:
-        """Where brokers up to 5.4 begin to recover after a crash: three seconds before the older of
-        the first two times.
-        """
+        """Where brokers up to 5.4 recover from: 3 s before the older of the first two times."""
         return max(0, min(self.commit_log_timestamp_ms, self.queue_timestamp_ms) - _MARGIN_MS)
 
     @classmethod

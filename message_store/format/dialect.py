@@ -28,9 +28,7 @@ class Dialect(enum.Enum):
 
     @property
     def closes_properties(self) -> bool:
-        """Whether a properties text ends in the separator (4.9.1 to 5.1.4 leave the last one
-        out).
-        """
+        """Whether a properties text ends in the separator (4.9.1 to 5.1.4 leave the last out)."""
         return self is not Dialect.ROCKETMQ_4_9
 
     @property
@@ -47,9 +45,7 @@ class Dialect(enum.Enum):
 
     @property
     def topic_in_delete_key(self) -> bool:
-        """Whether a delete marker names its target by topic and key (5.3.2 and 5.3.3 only), and not
-        by the key alone.
-        """
+        """Whether a delete marker names topic and key (5.3.2 and 5.3.3 only), not the key alone."""
         return self is Dialect.ROCKETMQ_5_3
 
     def abort_text(self, process_id: int) -> bytes:

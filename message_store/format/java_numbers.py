@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Java's arithmetic where it differs from Python's: 32-bit wrap-around, String.hashCode,
-Long.parseLong.
-"""
+"""Java's arithmetic where Python's differs: 32-bit wrap-around, String.hashCode, Long.parseLong."""
 
 from functools import lru_cache
 

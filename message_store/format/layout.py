@@ -63,9 +63,7 @@ class Layout:
         return Layout(name, tuple(field for field in self.fields if field.name not in names))
 
     def packer_around(self, part: "Layout") -> struct.Struct:
-        """The struct that takes the bytes of a part in place of the part's fields: for a part that
-        stays the same for long.
-        """
+        """The struct that takes a part's bytes in place of its fields, which seldom change."""
         codes = [_STRUCT_CODES[field.kind] for field in self.fields]
         begin = self.fields.index(part.fields[0])
         codes[begin : begin + len(part.fields)] = [f"{part.size}s"]

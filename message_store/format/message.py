@@ -116,9 +116,7 @@ class StoredMessage:
 
     @cached_property
     def properties(self) -> dict[str, str]:
-        """Name to value, as a broker reads the text: empty values dropped, the last of equal names
-        wins.
-        """
+        """Name to value, as a broker reads it: no empty values, the last of equal names wins."""
         return names.decode_properties(self.properties_text)
 
     @property

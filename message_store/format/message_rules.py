@@ -23,7 +23,7 @@ RETRY_TOPIC_MAX_BYTES = 255
 QUEUE_ID_MAX = 65_535
 
 DELIVERY_GROWTH_BYTES = 150
-"""Delivery adds two properties and a roll one more: what waits leaves this much room for them."""
+"""Delivery adds two properties and a roll one more. A pending record has this much room left."""
 
 TIMED_RECORD_MARGIN_BYTES = 100
 """A wheel reads records into a buffer of `maxMessageSize` and this much."""

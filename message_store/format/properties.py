@@ -78,9 +78,7 @@ def split_entries(text: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def decode_properties(text: bytes) -> dict[str, str]:
-    """The map that a broker sees: the last of equal names wins, bytes that are not UTF-8 are
-    replaced.
-    """
+    """The map that a broker sees: the last of equal names wins, bad UTF-8 is replaced."""
     return {
         name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
         for name, value in split_entries(text)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One unit of a consume queue, of its extension, and of a queue in RocksDB: the bytes alone
-(docs/FORMAT.md).
-"""
+"""One unit of a consume queue, of its extension, and of a queue in RocksDB (docs/FORMAT.md)."""
 
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.layout import Field, Layout

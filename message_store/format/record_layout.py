@@ -33,9 +33,7 @@ BLANK_RECORD = Layout(
     ),
 )
 END_OF_FILE_MIN_BYTES = BLANK_RECORD.size
-"""A record is appended only where this many bytes stay free behind it, so that every full file ends
-in a blank.
-"""
+"""A record is appended only where so many bytes stay free, so that a full file ends in a blank."""
 
 
 def _head(name: str, born_ip: str, store_ip: str) -> Layout:

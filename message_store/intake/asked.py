@@ -26,9 +26,7 @@ STEERING = frozenset(
 
 @attrs.frozen
 class Asked:
-    """A message without what steers its delay, when it is due, and the properties that a wheel's
-    record keeps of that.
-    """
+    """A message without the steering of its delay, its due time, and what a wheel's record has."""
 
     message: Message
     due: Due

@@ -59,9 +59,7 @@ class Engine(EngineOnFiles, ABC):
                 raise
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many messages, or none when one of them cannot be kept. Raises ValueError where the
-        due times are not as many.
-        """
+        """Store many messages or none. Raises ValueError where the due times are not as many."""
         due_ms = int64s(due_ms)
         if due_ms.shape != (len(batch),):
             raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
@@ -93,7 +91,7 @@ class Engine(EngineOnFiles, ABC):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """What waits and passes every filter; an engine that keeps no levels has none of any.
+        """Pending messages that pass every filter; an engine that keeps no levels has none of any.
         Raises TargetError where what has come in is placed first.
         """
         wanted = WaitingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
@@ -113,9 +111,7 @@ class Engine(EngineOnFiles, ABC):
     # --- the end ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Come back when everything stored so far survives a loss of power. Threads that flush at
-        the same time share the work.
-        """
+        """Return when everything stored so far survives a loss of power; threads share the work."""
         self.live.require_open()
         self._group.run()
 
@@ -127,7 +123,7 @@ class Engine(EngineOnFiles, ABC):
 
     @abstractmethod
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
-        """What waits and passes."""
+        """Pending messages that pass."""
 
     @abstractmethod
     def _findings(self) -> list[Finding]:

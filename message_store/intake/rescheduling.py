@@ -53,7 +53,7 @@ def receipt_for(
 
 
 def for_another_time(message: StoredMessage) -> StoredMessage:
-    """A pending message as it will be delivered, which can be stored again; with a unique key."""
+    """A pending message as it will be delivered, to be stored once more; with a unique key."""
     return attrs.evolve(
         message,
         topic=message.real_topic,

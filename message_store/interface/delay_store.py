@@ -12,7 +12,6 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import attrs
@@ -246,9 +245,7 @@ class TopicReader(Protocol):
         """
 
     def ranges(self) -> Mapping[int, tuple[int, int]]:
-        """The queues that have messages: queue id to the first queue offset and the one behind the
-        last.
-        """
+        """The queues that have messages: queue id to the first queue offset and the end."""
 
 
 class DelayStore(Protocol):
@@ -358,10 +355,5 @@ class DelayStore(Protocol):
     def __enter__(self) -> DelayStore:
         """The store itself."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""

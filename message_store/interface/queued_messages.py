@@ -75,9 +75,7 @@ class QueuedRecord(NamedTuple):
         return value.decode() if is_plain and value else self.properties.get(names.TAGS)
 
     def decoded(self) -> StoredMessage:
-        """All of it. The queue offset is the entry's: a flipped bit in the record's own would
-        make readers continue at a wrong one.
-        """
+        """All of it. The queue offset is the entry's: a flipped bit of a record misleads nobody."""
         message = decode_message_at(self.data[self.start : self.end], check_crc=False)
         if message.queue_offset == self.queue_offset:
             return message

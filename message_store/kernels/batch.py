@@ -75,9 +75,7 @@ def _put(table: Int64s, column: int, row: int, value: int) -> None:
 def gather(
     block: int, starts: int, lengths: int, count: int, target: int, target_bytes: int
 ) -> None:
-    """Copy the strings of a byte column one behind another; ``target_bytes`` is the sum of their
-    lengths.
-    """
+    """Copy the strings of a byte column one behind another, ``target_bytes`` in all."""
     end = target + target_bytes
     for row in range(count):
         length = load_native(lengths + 8 * row)

@@ -162,9 +162,7 @@ end (one at least).
 
 
 def has_carryless_multiply() -> bool:
-    """Whether kernels may use `pclmulqdq`: the processor has it, and numba was not told to do
-    without.
-    """
+    """Whether kernels may use `pclmulqdq`: the processor has it, and numba may use it."""
     if config.CPU_NAME not in (None, "", "host"):  # type: ignore[attr-defined]
         return False
     features: str = codegen.get_host_cpu_features()  # type: ignore[no-untyped-call]

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``message_rules`` for kernels: may a topic be delivered to, is this text, are these properties a
-user's own.
-"""
+"""``message_rules`` for kernels: allowed topics, text, and properties that a user may set."""
 
 from collections.abc import Iterable
 

@@ -41,7 +41,6 @@ _REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
 _TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
 _CLOSER = names.PROPERTY_SEPARATOR[0]
 _LENGTH_BYTES = PROPERTIES_RUN.length.size
-_DIGITS_MAX = 9
 _NONE, _ONE = np.uint64(0), np.uint64(1)
 _ONES = np.uint64(0x0101010101010101)
 _THREES, _CLOSERS = _ONES * np.uint64(3), _ONES * np.uint64(_CLOSER)
@@ -63,9 +62,7 @@ def lengths_mask(dropped: Any) -> np.uint64:
 
 @inline_kernel
 def _is_dropped(name: int, length: int, mask: np.uint64, dropped: int, count: int) -> bool:
-    """Whether a name is one of those to leave out; ``dropped`` is where their addresses and lengths
-    lie.
-    """
+    """Whether a name is to be left out; ``dropped`` is where their addresses and lengths lie."""
     if length > 63 or mask >> np.uint64(length) & _ONE == _NONE:
         return False
     for entry in range(dropped, dropped + 16 * count, 16):
@@ -163,20 +160,6 @@ def kept_bytes(properties: int, length: int, dropped_bytes: int, suffix: int) ->
     if length == 0 or load_u8(properties + length - 1) == _CLOSER:
         return length - dropped_bytes + suffix
     return max(length + 1 - dropped_bytes + suffix - 1, 0)
-
-
-@inline_kernel
-def whole_number(address: int, length: int) -> int:
-    """The number of some plain digits, or -1."""
-    if not 0 < length <= _DIGITS_MAX:
-        return -1
-    value = 0
-    for at in range(address, address + length):
-        digit = load_u8(at) - 0x30
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + digit
-    return value
 
 
 @inline_kernel
@@ -298,9 +281,7 @@ def join_pieces(pieces: Pieces, closed: bool, target: int, starts: Int64s, lengt
 
 @inline_kernel
 def find_value(text: int, end: int, name: int, name_bytes: int) -> tuple[int, int]:
-    """Address and length of the value of the last entry of this name; length 0 where there is
-    none.
-    """
+    """Address and length of the last value of this name; length 0 where there is none."""
     found, found_bytes = text, 0
     while text < end:
         divider = name_end_at(text, end)
@@ -325,9 +306,7 @@ def find_property(
     found_starts: Int64s,
     found_lengths: Int64s,
 ) -> None:
-    """Where in a block the value of one property lies, for each text of a byte column; length 0
-    where it has none.
-    """
+    """Where in a block the value of one property lies, for each text; length 0 for none."""
     for row in range(len(found_starts)):
         text = block + load_native(starts + 8 * row)
         end = text + load_native(lengths + 8 * row)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text at raw addresses, for kernels: Java's string hash of UTF-8 bytes, comparison, a good 64-bit
-hash.
-"""
+"""Text at raw addresses, for kernels: Java's hash of UTF-8, comparison, a 64-bit hash."""
 
 from typing import Any
 
@@ -25,9 +23,7 @@ def _continuation(address: int) -> int:
 
 @inline_kernel
 def _code_point(address: int, left: int) -> int:
-    """The code point that begins with a byte above 0x7F, its length in bytes above bit 24; -1 where
-    it is none.
-    """
+    """The code point behind a byte above 0x7F, its length above bit 24; -1 where it is none."""
     first = load_u8(address)
     if 0xC2 <= first <= 0xDF and left >= 2:
         second = _continuation(address + 1)
@@ -122,12 +118,9 @@ def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
 
 
 @inline_kernel
-def plain_number(address: int, length: int) -> int:
-    """The number of some plain digits, or -1 for anything else, which may still be a number."""
-    if length > 1 and load_u8(address) == _PLUS:
-        address += 1
-        length -= 1
-    if not 0 < length <= _DIGITS_MAX:
+def whole_number(address: int, length: int, most_digits: int) -> int:
+    """The number of some digits, or -1; up to 18 of them fit."""
+    if not 0 < length <= most_digits:
         return -1
     value = 0
     for at in range(address, address + length):
@@ -136,3 +129,12 @@ def plain_number(address: int, length: int) -> int:
             return -1
         value = value * 10 + digit
     return value
+
+
+@inline_kernel
+def plain_number(address: int, length: int) -> int:
+    """The number of some plain digits, or -1 for anything else, which may still be a number."""
+    if length > 1 and load_u8(address) == _PLUS:
+        address += 1
+        length -= 1
+    return whole_number(address, length, _DIGITS_MAX)

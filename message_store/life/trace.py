@@ -122,9 +122,7 @@ def find_records(
 def record_at(
     reader: SegmentReader, offset: int, size_bytes: int | None = None
 ) -> StoredMessage | None:
-    """The record at an offset, of the size that it says itself if none is given; None where none
-    can be decoded there.
-    """
+    """The record at an offset, by default of its own size; None where none can be decoded."""
     try:
         if size_bytes is None:
             head = HEAD_V4_V4.decode_at(reader.read_at(offset, HEAD_V4_V4.size), 0)

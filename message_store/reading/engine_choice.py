@@ -72,7 +72,7 @@ def time_index_state(store: StoreRoot) -> Path:
 
 
 def takes_over(engine: EngineName, other: EngineName) -> bool:
-    """Whether an engine that opens a store takes what waits there in another engine."""
+    """Whether an engine that opens a store takes the pending messages of another engine there."""
     return {engine, other} <= _ONE_ANOTHER
 
 

@@ -96,9 +96,7 @@ _NONE_YET = -1
 
 @attrs.frozen
 class LastEntry:
-    """The last entry of a DLedger log, and where it ends. ``term`` and ``index`` are -1 in a log
-    without entries.
-    """
+    """The last entry of a DLedger log, and the log's end; ``term`` and ``index`` -1 without one."""
 
     term: int
     index: int
@@ -106,9 +104,7 @@ class LastEntry:
 
 
 def record_offset(reader: SegmentReader, offset: int) -> int:
-    """Where the record begins that a walk finds at an offset: behind the head of an entry, where
-    one is there.
-    """
+    """Where the record begins that a walk finds at an offset: behind the head of an entry."""
     window = np.zeros(ENTRY_HEAD.size, np.uint8)
     if offset < reader.entries_from or reader.read_into(offset, window.data) < len(window):
         return offset

@@ -100,7 +100,7 @@ def pending_among(
         columns = piece.offsets.tolist(), piece.sizes.tolist(), piece.promised_ms.tolist()
         for offset, size_bytes, due_ms in zip(*columns, strict=True):
             with store.reading():
-                # What is gone retention took meanwhile: it was delivered, or stored again.
+                # Retention took what is lost meanwhile: it was delivered, or rolled.
                 message = store.log.readable_record(offset, size_bytes)
             if message is not None and wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)

@@ -61,7 +61,6 @@ from message_store.kernels.properties import (
     kept_bytes,
     lengths_mask,
     walk_properties,
-    whole_number,
 )
 from message_store.kernels.raw_memory import (
     copy_bytes,
@@ -75,7 +74,7 @@ from message_store.kernels.raw_memory import (
     store_i64,
     store_u8,
 )
-from message_store.kernels.text import NOT_UTF8, java_hash_utf8
+from message_store.kernels.text import NOT_UTF8, java_hash_utf8, whole_number
 from message_store.redelivery.destinations import (
     LENGTH,
     QUEUE_ID,
@@ -99,6 +98,7 @@ _UNIT_OFFSET, _UNIT_SIZE, _UNIT_TAGS = (
 )
 _ASCII = np.uint64(0x8080808080808080)
 _COPIED_AHEAD = 3
+_QUEUE_ID_DIGITS = 9
 
 
 @inline_kernel
@@ -169,7 +169,7 @@ def measure_records(
             continue
         number = 0
         if not is_fixed:
-            queue_id = whole_number(walked[QUEUE_VALUE], walked[QUEUE_VALUE + 1])
+            queue_id = whole_number(walked[QUEUE_VALUE], walked[QUEUE_VALUE + 1], _QUEUE_ID_DIGITS)
             topic_bytes = walked[TOPIC_VALUE + 1]
             if queue_id < 0 or topic_bytes <= 0:
                 continue

@@ -31,9 +31,7 @@ NAME_ROWS = 3
 
 
 def first_offset(message: StoredMessage) -> int:
-    """Where in the log the first record of a message lies, as far as this record of it tells: the
-    one that it names, else itself.
-    """
+    """Where a message's first record lies: the one that this record names, else itself."""
     told = ~message.prepared_transaction_offset
     return told if 0 <= told < message.commit_log_offset else message.commit_log_offset
 
@@ -114,9 +112,7 @@ class Names:
         return int(self.store_ms.max(initial=0))
 
     def are_done(self, offsets: Int64s, firsts: Int64s) -> NDArray[np.bool_]:
-        """Which of the records at these places are done, given the first record of the
-        message of each: a later record names it.
-        """
+        """Which records at these places are done, given the first of each: a later one names it."""
         named, places = self._newest
         if not len(named):
             return np.zeros(len(offsets), np.bool_)

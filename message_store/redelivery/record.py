@@ -76,7 +76,7 @@ class Rewrite:
 FROM_LEVEL = Rewrite()
 """Delivery out of a level: DELAY, REAL_TOPIC and REAL_QID stay, as a broker leaves them."""
 FROM_WHEEL = Rewrite(dropped=[names.TIMER_ENQUEUE_MS, names.TIMER_DEQUEUE_MS])
-"""Delivery out of the wheel: its two stamps are made anew."""
+"""Delivery out of the wheel: it gets two new stamps."""
 ROLLED = Rewrite(
     topic=names.TIMER_TOPIC,
     dropped=[

@@ -246,9 +246,7 @@ class LiveLog:
         return is_inside and size_bytes <= self.file_bytes - offset % self.file_bytes
 
     def record(self, offset: int, size_bytes: int) -> StoredMessage:
-        """The record that a queue says is there, exactly so long. Raises FormatError when it is
-        not.
-        """
+        """The record that a queue names, exactly so long. Raises FormatError for none."""
         if not self.holds(offset, size_bytes):
             raise TruncatedRecordError(
                 "not in the log", path=self.segments.directory, offset=offset, expected=size_bytes
@@ -341,9 +339,7 @@ class LiveLog:
         return fields
 
     def store_times_ms(self, offsets: Int64s, sizes: Int64s | None = None) -> Int64s:
-        """The same for many, and ``NO_TIME`` of ``commit_log`` where no record begins, or none
-        of that size.
-        """
+        """The same for many; ``NO_TIME`` of ``commit_log`` where no record of that size begins."""
         times = np.full(len(offsets), NO_TIME, np.int64)
         offsets = np.ascontiguousarray(offsets, np.int64)
         wanted = np.zeros(len(offsets), np.int64)

@@ -143,9 +143,7 @@ class StoreLosses:
         log_end: int,
         queues: QueueSet,
     ) -> Self:
-        """Compare a recovered store with the noted ends; ``lacked`` is ``StoreEnds.lacking`` from
-        before recovery.
-        """
+        """Compare a recovered store with its noted ends; ``lacked`` is from before recovery."""
         if ends is None:
             return cls()
         lacking = ends.lacking(queues)
@@ -275,9 +273,7 @@ class LogEndNote:
         return found["log_end"] if found["log_end"] == ~found["complement"] else None
 
     def remove(self) -> None:
-        """Take it away, durably: ``StoreEnds`` were written that say as much. Raises
-        TargetError.
-        """
+        """Remove it, durably: ``StoreEnds`` were written that say as much. Raises TargetError."""
         self.close()
         path = self._root.own / LOG_END_NAME
         if path.exists():

@@ -74,9 +74,7 @@ class PagesAhead:
 
 @attrs.frozen
 class PagesToFind:
-    """A part of a log, in consecutive files with handles of their own; the first file begins at
-    ``file_start``.
-    """
+    """A part of a log in consecutive files with own handles; the first begins at ``file_start``."""
 
     ahead: PagesAhead
     descriptors: tuple[int, ...]

@@ -314,7 +314,7 @@ class LiveQueue:
         """
         try:
             return self.segments.delete_before(self._begin_of_needed(log_min))
-        finally:  # what it leads to is gone, also where a file stays
+        finally:  # its records are deleted, also where a file stays
             self.correct_min_offset(log_min)
 
     def _begin_of_needed(self, log_min: int) -> int:

@@ -256,9 +256,7 @@ def _is_record(log: LiveLog, offset: int) -> bool:
 
 
 def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
-    """The end of the whole records from ``start`` on, and the offset of the last one; -1 for
-    none.
-    """
+    """The end of the whole records from ``start`` on, and the last one's offset, or -1."""
     segments = log.segments
     if start >= segments.found_end:
         return start, -1

@@ -38,7 +38,7 @@ class LiveRetention:
 
         Never removes the last file of a row, nor a log file at or behind the commit log offset
         ``keep_from``. Before a file goes, log and queues are synced: they hold what was delivered
-        or stored again out of it. ``make_known`` is called then, to make other references to the
+        or rolled out of it. ``make_known`` is called then, to make other references to the
         file durable. Raises TargetError where the disk refuses that.
         """
         log = self._log

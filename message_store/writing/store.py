@@ -473,9 +473,7 @@ class EngineOnFiles(ClosedOnExit):
             return self.live.topic(name)
 
     def unplaced_offsets(self) -> Int64s:
-        """Where the records lie that wait in a queue for their place; most engines place at
-        once.
-        """
+        """Where records lie that wait in a queue to be placed; most engines place at once."""
         return int64s([])
 
 

@@ -222,9 +222,7 @@ def _converted_member(
 
 
 def _require_group(states: Mapping[StoreRoot, MemberState | None], peers: Collection[str]) -> None:
-    """Raise OptionsError unless these are all members of a DLedger group, or members of a group
-    with a controller.
-    """
+    """Raise OptionsError unless these are all members of one DLedger or controller group."""
     if not peers and all(state is not None and state.is_controlled for state in states.values()):
         return
     if not peers:

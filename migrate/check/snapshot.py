@@ -94,9 +94,7 @@ class StoreSnapshot(ClosedOnExit):
         return self.options.conf.get(key, "").strip().lower() == _TRUE
 
     def relative(self, path: Path) -> str:
-        """A path as people read it: within the store, also of a queue that lies in RocksDB; whole
-        if it lies elsewhere.
-        """
+        """A path as people read it: within the store, also of a queue in RocksDB, or else whole."""
         root = self.root
         if path.is_relative_to(root.path):
             return path.relative_to(root.path).as_posix()
@@ -213,9 +211,7 @@ class StoreSnapshot(ClosedOnExit):
 
     @cached_property
     def wheel(self) -> WheelState | None:
-        """What a broker that starts now would deliver; None without a wheel, or with
-        ``wheel_problem``.
-        """
+        """What a broker would deliver now; None without a wheel, or with ``wheel_problem``."""
         if not self.has_wheel:
             return None
         try:

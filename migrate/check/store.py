@@ -18,7 +18,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import FindingRule, error, worst_first
 from migrate.check import broker as check_broker
-from migrate.check import delete_markers, level_records, timer_records
+from migrate.check import delete_markers, timer_records
 from migrate.check import files as check_files
 from migrate.check import levels as check_levels
 from migrate.check import offsets as check_offsets
@@ -42,7 +42,6 @@ _MODULES = (
     check_target,
     check_offsets,
     check_levels,
-    level_records,
     check_time,
     check_wheel,
     timer_records,
@@ -80,7 +79,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("topics", check_files.check_topic_types),
     ("retention", check_time.check_retention),
     ("load", check_time.check_load),
-    ("records", level_records.check_level_records),
+    ("records", check_levels.check_level_records),
     ("records", timer_records.check_timer_records),
     ("records", delete_markers.check_delete_markers),
     ("deliveries", check_target.check_undelivered),

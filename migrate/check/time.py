@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What time does to pending messages: retention deletes their log files, and too many are due in
-the same second.
-"""
+"""What time does to pending messages: retention deletes logs, and too many are due at once."""
 
 from collections.abc import Iterator
 from typing import Any

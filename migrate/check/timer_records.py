@@ -218,9 +218,7 @@ class _TimerRecords(RecordWalk):
             yield OUT_ELSEWHERE, f"{names.TIMER_OUT_MS}={out_ms}, in the slot of {slot_ms}"
 
     def _slots_ms(self, message: StoredMessage) -> set[int]:
-        """The slots in which a message may lie: its own, and where each change of the width of
-        slots may have moved that.
-        """
+        """The slots where a message may lie: its own, and those of earlier widths of slots."""
         end_ms = self.widths.slot_end_ms(message)
         ends_ms = set() if end_ms is None else self.widths.later_ends_ms(end_ms)
         return {each_ms - self.precision_ms for each_ms in ends_ms}

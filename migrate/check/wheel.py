@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a wheel against each other: slots, timer log, queue, checkpoint; and a time index,
-where no broker looks.
-"""
+"""A wheel's files against each other: slots, timer log, queue, checkpoint; and a time index."""
 
 from collections.abc import Iterator
 
@@ -345,7 +343,7 @@ TIME_INDEX = info(
 
 
 def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """What waits where no broker looks. Raises FormatError and SourceError."""
+    """Pending messages where no broker looks. Raises FormatError and SourceError."""
     if not has_time_index(snapshot.root):
         return
     due_ms = pending_in_time_index(snapshot.root).due_ms

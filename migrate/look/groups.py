@@ -41,7 +41,7 @@ _MOST_LOOKS = 5
 """Beside a process that gives messages back all the time, the last look is shown."""
 
 _ACKNOWLEDGED, _NUMBERED = b"A ", b"Q "
-"""How lines of the journal begin that change nothing about what waits."""
+"""How lines of the journal begin that change nothing about the pending messages."""
 
 
 @attrs.frozen

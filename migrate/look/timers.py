@@ -60,9 +60,7 @@ def inspect_timers(
 def inspect_time_index(
     store: StoreRoot, now_ms: int, problems: list[str]
 ) -> TimeIndexSummary | None:
-    """The time index of a store, None for what was never used; what is to be said of it is added to
-    ``problems``.
-    """
+    """The time index of a store, None for an unused one; adds to ``problems`` what to say of it."""
     if not has_time_index(store):
         return None
     try:

@@ -134,7 +134,7 @@ class MovedRecords:
 
     def named(self, prepared: Int64Array) -> Int64Array:
         """Prepared transaction offsets as they are now: of a half message, or (its complement) of
-        the record that one of our copies names. Those of records that are gone stay.
+        the record that one of our copies names. Those of lost records stay.
         """
         is_named = prepared < 0
         places = self.places(np.where(is_named, ~prepared, prepared))

@@ -22,9 +22,7 @@ QUARANTINE_NAME = "quarantine"
 REASONS_NAME = "reasons.jsonl"
 RAW_MAX_BYTES = 64 << 20
 MISFIT_MAX_BYTES = 64 << 10
-"""So much is kept where entry and record disagree about the size: many false sizes must not make us
-copy the whole log many times.
-"""
+"""So much is kept where entry and record disagree about the size; it bounds what we copy."""
 
 
 def quarantine_directory(target: StoreRoot) -> Path:
@@ -43,7 +41,7 @@ def keep_bad_records(
     """Write one raw file a record, named by ``prefix``, level and queue offset; mode 0600. Returns
     the lines about them for ``list_bad_records``, which waits for the disk.
 
-    Where nothing is left of a record no file is written: a log file that is gone leaves millions. A
+    Where nothing is left of a record no file is written: a missing log file leaves millions. A
     raw file holds what lies at the entry's place, as long as the entry says, cut where the log
     ends. ``bad`` maps indexes into the backlog to reasons. Raises TargetError.
     """

@@ -77,7 +77,7 @@ class _Files:
         ):
             last = self._last_of_queue(queue, log, end)
             if last is None:
-                return  # a broker has been at work for so long that all of it is gone
+                return  # a broker has been at work for so long that all of it was deleted
             if not self._is_opened and self._is_followed(queue, end):
                 raise SourceError(
                     f"{queue.segments[-1].path}: holds more messages than the"

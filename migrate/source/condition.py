@@ -32,9 +32,7 @@ def require_stopped(store: StoreRoot, *, after_crash: bool) -> None:
 
 
 def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = False) -> list[str]:
-    """Missing files, files of a wrong length and lost queues of a source that is held, as
-    sentences, with the remedy.
-    """
+    """What a source lacks, as sentences with the remedy: files, lengths of files, queues."""
     cut = [f"{queue}; {_TAKEN_FROM_LOG}" for queue in cut_queues_of(source)]
     problems = [*row_problems(source), *map(str, gone_queues(source, is_held=True))]
     if not any(str(source.consume_queues) in sentence for sentence in problems) or whole_log:

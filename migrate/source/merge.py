@@ -59,9 +59,7 @@ def _compared_options(
 
 
 def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a continued run must have in common: of the only source, or of all by number beside
-    their engine.
-    """
+    """What a continued run must have in common: of one source, or of all by number."""
     if len(requests) == 1:
         return requests[0]
     sources = {f"source {number}": request for number, request in enumerate(requests, 1)}

@@ -25,9 +25,7 @@ NO_RECORD = "the log ends before the record does, or has no such place"
 """Why it cannot."""
 
 GONE, THERE, DOUBTFUL = range(3)
-"""The state of an entry: no record lies there; one may; or one may that must state its length
-itself.
-"""
+"""The state of an entry: no record; maybe one; or one that must state its length itself."""
 
 FIRST, END, OFFSET, LENGTH = range(4)
 RUN_COLUMNS = 4
@@ -48,7 +46,7 @@ def judge_entries(
 ) -> int:
     """Fill ``kinds`` for entries in order of offset; returns how many are doubtful.
 
-    An entry lies in a file, or is gone. One longer than ``longest`` is doubtful.
+    An entry lies in a file, or is lost. One longer than ``longest`` is doubtful.
     """
     file, doubtful = -1, 0
     for i in range(len(offsets)):
@@ -112,9 +110,7 @@ def lay_out_chunk(
 
 @attrs.frozen(eq=False)
 class Chunk:
-    """Records ``first`` to ``end`` of a run: their bytes, and the offset of each in the buffer, or
-    ``NOT_THERE``.
-    """
+    """Records ``first`` to ``end`` of a run, and the offset of each in them, or ``NOT_THERE``."""
 
     first: int
     end: int
@@ -154,9 +150,7 @@ def read_chunks(
 def entry_kinds(
     log: SegmentReader, offsets: NDArray[np.int64], sizes: NDArray[np.int32]
 ) -> NDArray[np.uint8]:
-    """The state of each entry, by ascending offset; a very long one is compared with the record's
-    own length.
-    """
+    """The state of each entry, by ascending offset; a very long one by its record's own length."""
     starts = np.array([segment.start_offset for segment in log.segments], np.int64)
     lengths = np.array([segment.length_bytes for segment in log.segments], np.int64)
     kinds = new_array(len(offsets), np.uint8)

@@ -201,7 +201,7 @@ def _alike(backlogs: Sequence[LevelBacklog]) -> Iterator[list[tuple[int, int]]]:
     """Rows of several backlogs, each with the number of its own, that agree in offset, size, level
     and due time: few, if brokers differ.
 
-    All logs are gone through side by side, in stretches of bounded length: two at a time took time
+    All logs are read side by side, in stretches of bounded length: two at a time took time
     with the square of their number.
     """
     count = len(backlogs)
@@ -384,7 +384,7 @@ class SourceSet:
 
     def lost_entries(self) -> dict[int, str]:
         """The entries of all that lead out of the files of their log, by row, and why they are bad:
-        a log file that is gone leaves millions.
+        a missing log file leaves millions.
         """
         return {
             first + row: NO_RECORD

@@ -116,9 +116,7 @@ def _entry_of(table: int, name: int, length: int) -> int:
 
 @kernel("int64(int64, int64, int64)")
 def add_topic(table: int, name: int, length: int) -> int:
-    """The number of a topic name; new names are added. ``TABLE_FULL`` when there is no room for
-    one.
-    """
+    """The number of a topic name, new names added. ``TABLE_FULL`` when there is no room."""
     entry = _entry_of(table, name, length)
     number = load_native(entry)
     if number >= 0:
@@ -141,9 +139,7 @@ def add_topic(table: int, name: int, length: int) -> int:
 
 @inline_kernel
 def add_plain_topic(table: int, name: int, length: int) -> int:
-    """As ``add_topic``; ``NOT_PLAIN`` for a new name that needs a second look, and a known one that
-    is not text.
-    """
+    """As ``add_topic``; ``NOT_PLAIN`` for a new name that needs a second look or is not text."""
     number = load_native(_entry_of(table, name, length))
     if number < 0:
         return int(add_topic(table, name, length)) if is_plain_topic(name, length) else NOT_PLAIN

@@ -27,9 +27,7 @@ def is_one_machine(master: str | None) -> bool:
 
 
 def require_shared_directory(master: str | None, directory: Path | None, flag: str) -> None:
-    """Raise OptionsError for a cluster without a directory that all its workers see. Without a
-    master there are no workers.
-    """
+    """Raise OptionsError for a cluster without a directory that all its workers see."""
     if master is not None and directory is None and not is_one_machine(master):
         raise OptionsError(
             f"--master {master} is not this machine alone: {flag} must name a directory that every"
@@ -74,7 +72,7 @@ def require_scratch(spark: "SparkSession", directory: Path | None, flag: str) ->
 
 
 def core_count(spark: "SparkSession | None", name: str) -> int:
-    """The cores that Spark has by now, 1 without Spark. Raises MigrationError where it is gone.
+    """The cores that Spark has by now, 1 without Spark. Raises MigrationError where it has ended.
 
     Spark Connect has no call for it. There it is the number of partitions that Spark gives to a
     range unasked, which is the same number; counting them is a job without Python.
@@ -111,6 +109,6 @@ def has_ended(spark: "SparkSession") -> bool:
             spark.conf.get("spark.master", None)
         else:
             context.statusTracker().getActiveJobsIds()
-    except Exception:  # whatever Py4J or gRPC makes of a peer that is gone
+    except Exception:  # whatever Py4J or gRPC makes of a peer that has ended
         return True
     return False

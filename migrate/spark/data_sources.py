@@ -92,9 +92,7 @@ class PendingReader(DataSourceReader):
         self.conditions: list[Condition] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A run of messages each, in the order of the log: packed rows, whose offsets are all that
-        a task needs.
-        """
+        """A run of messages each, in log order: packed rows, whose offsets are all a task needs."""
         from migrate.table.pending_table import pending_rows
 
         with placed(self.path, self.places):

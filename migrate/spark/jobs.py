@@ -42,9 +42,7 @@ def run_job(
     done: Callable[[int], None],
     name: str,
 ) -> list[Result]:
-    """``function`` of every task, in the order of the tasks; see ``run_tasks``. Raises the error
-    of the first task that failed.
-    """
+    """``function`` of every task, in their order; see ``run_tasks``. Raises the first error."""
     results: list[Result] = []
     for outcome in run_each(spark, tasks, function, done, name):
         if isinstance(outcome, DelayStoreError):
@@ -80,7 +78,7 @@ def run_each(
 
 
 class _JobError(Exception):
-    """Its cause is what Spark raised: Py4J and gRPC have many kinds for what is gone or failed."""
+    """Its cause is what Spark raised: Py4J and gRPC have many kinds for what ended or failed."""
 
 
 def _pickled(value: object) -> bytes:
@@ -172,7 +170,7 @@ class _ClassicJob:
     def end(self) -> None:
         """Where PYSPARK_PIN_THREAD is off, the JVM's thread is used again for others' jobs."""
         before: Any = self._description  # None clears
-        with suppress(Exception):  # a JVM that is gone has no later jobs
+        with suppress(Exception):  # a JVM that has ended has no later jobs
             self._context.removeJobTag(self._tag)
             self._context.setLocalProperty(_DESCRIPTION, before)
 

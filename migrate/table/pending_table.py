@@ -261,9 +261,7 @@ def level_column(levels: NDArray[np.int16]) -> pa.Array:
 
 
 def rows_of(kind: str, store: StoreRoot, options: TableOptions) -> PendingRows:
-    """The pending messages of one engine of a store that is held. Raises SourceError, OptionsError,
-    FormatError.
-    """
+    """The pending messages of one engine. Raises SourceError, OptionsError, FormatError."""
     if kind == TIME_INDEX:
         return _time_index_rows(store)
     return _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)

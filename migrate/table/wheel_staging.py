@@ -207,9 +207,7 @@ def _messages(batch: pa.RecordBatch) -> MessageBatch:
 
 
 def _joined_keys(keys: pa.Array) -> pa.Array:
-    """Keys as a record holds them. Raises BadFieldError for a null key: Arrow would drop the row's
-    keys.
-    """
+    """Keys as a record holds them. Raises BadFieldError for a null key, which Arrow would drop."""
     if not pa.types.is_nested(keys.type):
         return keys
     is_null = pc.is_null(pc.list_flatten(keys))

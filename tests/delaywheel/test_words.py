@@ -192,7 +192,7 @@ def test_what_no_file_can_be_at_is_no_path(words: tuple[str, ...], tmp_path: Pat
     ("words", "told"),
     [
         (("--messages", 1), "1 message waits in 1 level"),
-        (("--messages", 20, "--levels", "3,5", "--delivered-percent", 50), "wait in 2 levels"),
+        (("--messages", 20, "--levels", "3,5"), "wait in 2 levels"),
     ],
 )
 def test_a_made_up_store_is_said_with_the_levels_that_have_messages(

@@ -29,6 +29,8 @@ _NAMES = re.compile(rf"\b{CODE}(?:(?:, and |, or |, | and | or |/| ){CODE}\b)+")
 _BOUNDARY = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[\"'”)*_]*\s+")
 _WORD = re.compile(r"\S*[^\W_]\S*")
 _DOCSTRING = re.compile(r'\A(?:#[^\n]*\n)*r?"""(.*?)"""', re.DOTALL)
+_TRIPLE = re.compile(r'^ *r?"""(.*?)"""', re.DOTALL | re.MULTILINE)
+_REMARKS = re.compile(r"(?:^ *|  )# .*(?:\n *# .*)*", re.MULTILINE)
 _RAISE = re.compile(r"^( *)raise [\w.]+\((?:\n(?:.*\n)*?\1\)|.*).*$", re.MULTILINE)
 _ITEM = re.compile(r"^ *(?:[-*+]|\d+\.) +")
 
@@ -93,6 +95,14 @@ def docstring_sentences(source: Source) -> Iterator[Sentence]:
         if not paragraph.startswith((" ", ">>>")):
             for item in re.split(r"\n(?=[-*] )", paragraph):
                 yield from sentences(source.path, item.removeprefix("- "))
+
+
+def source_sentences(source: Source) -> Iterator[Sentence]:
+    """The sentences of all docstrings and comments of a source; those of a docstring's code too."""
+    for pattern in (_TRIPLE, _REMARKS):
+        for found in pattern.finditer(source.text):
+            line = source.text.count("\n", 0, found.start()) + 1
+            yield from sentences(f"{source.path}:{line}", re.sub(r"(?m)^ *# ", "", found[0]))
 
 
 def message_sentences(source: Source) -> Iterator[Sentence]:

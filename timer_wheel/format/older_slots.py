@@ -72,9 +72,7 @@ class OlderSlots:
 
     @property
     def until_next_change(self) -> int:
-        """What waits from before this place of the log would have no width of its own any more with
-        another change.
-        """
+        """Messages before this log offset would lose their slots' width with another change."""
         return self.untils[1] if len(self.untils) == MOST_WIDTHS else 0
 
     def number_of(self, first_offsets: Int64s) -> Int64s:
@@ -91,9 +89,7 @@ class OlderSlots:
         return np.where(first_offsets < 0, EXACT_MS, widths_ms)
 
     def moved(self, promised_ms: int) -> set[int]:
-        """What has become by now of a promise that was given in slots of any of these widths. What
-        ``slot_of_older`` says of one record is among it.
-        """
+        """What a promise in slots of any of these widths became; ``slot_of_older`` is among it."""
         moved = {promised_ms}
         for width_ms in self.widths_ms:
             moved |= {-(-each // width_ms) * width_ms for each in moved}

@@ -60,9 +60,7 @@ def may_be_promised(out_ms: Int64Array, due_ms: int, widths_ms: Int64Array) -> N
 
 
 def write_times(slot_time_ms: Int64Array, now_ms: int, precision_ms: int) -> NDArray[np.int64]:
-    """The placing time that each unit gets: now, or its slot's time where a unit's 32 bits cannot
-    say how far that is.
-    """
+    """The placing time of each unit: now, or its slot's time if 32 bits cannot say the distance."""
     write_ms = floor_ms(now_ms, precision_ms)
     is_near = np.abs(slot_time_ms - write_ms) < 2**31
     return np.where(is_near, write_ms, slot_time_ms)

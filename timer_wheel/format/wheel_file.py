@@ -96,9 +96,7 @@ def read_wheel(root: StoreRoot, *, snapshots_on: bool | None = False) -> WheelSl
 
 
 def _farther(plain: WheelSlots, snapshot: WheelSlots, log_position: int) -> WheelSlots:
-    """The plain file, and the slots of a snapshot that lead farther: positions in the timer log
-    only grow, and to where the snapshot is right.
-    """
+    """The file, and a snapshot's slots that lead farther: positions in the timer log only grow."""
     index = np.concatenate([plain.index, snapshot.index])
     slots = np.concatenate([plain.slots, snapshot.slots], dtype=SLOT.dtype)
     order = np.lexsort((slots["last_position"], index))

@@ -26,7 +26,7 @@ It steps over empty slots::
     clock 26,000    .    (dc) e    .    .    .    .    .    .    .    (ba) .     took 1: c, d
     clock 27,000    .    (dc) (e)  .    .    .    .    .    .    e    (ba) .     took 2: e rolls
     clock 34,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) e     took 9: e is placed
-    clock 35,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) e     10: passed over
+    clock 35,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) e     10: skipped
     clock 36,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) (e)   took 11: e
 
 a came 500 ms after its due time, b and e 0, c 999, d 1. At 27,000 e rolled: it became a new
@@ -153,7 +153,7 @@ def roll_slot_ms(out_ms: Times, write_time_ms: int, precision_ms: int, window_sl
 def effective_read_time_ms(last_read_ms: int, now_ms: int, precision_ms: int) -> int:
     """Where a starting broker's hand begins: its checkpoint, but never a wheel's length back.
 
-    Slots before it are never read: what waits in them is lost.
+    Slots before it are never read: what is pending in them is lost.
     """
     oldest_ms = floor_ms(now_ms, precision_ms) - (SLOTS_TOTAL - MARGIN_SLOTS) * precision_ms
     return max(last_read_ms, oldest_ms)

@@ -83,9 +83,7 @@ def _slots_by_now(timers: LiveTimers, waiting: TimerRows) -> OlderSlots:
 
 
 def _slot_precision(timers: LiveTimers, rows: TimerRows) -> int:
-    """What the out times of records mean: the wheel's width; the widest of all if records mean a
-    wider one, so that none is early.
-    """
+    """What out times mean: the wheel's width, or a wider one of records, so that none is early."""
     facts = timers.facts(rows)
     promised_ms = timers.promised_ms(rows, facts)
     by_record = due_times(facts.stored_out_ms, facts.store_ms, timers.precision_ms)
@@ -94,9 +92,7 @@ def _slot_precision(timers: LiveTimers, rows: TimerRows) -> int:
 
 
 def _waiting(timers: LiveTimers, rows: TimerRows, mended: TimerRows) -> TimerRows:
-    """These rows without delete markers and cancelled messages, by slot. ``mended`` are rows whose
-    units have wrong flags.
-    """
+    """Pending messages of these rows, by slot. ``mended`` are rows whose units have wrong flags."""
     marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
     facts = timers.facts(rows, keys=len(marks) > 0)
     is_taken = marks.take_away(rows.commit_log_offset, facts)
@@ -104,9 +100,7 @@ def _waiting(timers: LiveTimers, rows: TimerRows, mended: TimerRows) -> TimerRow
 
 
 def clear_wheel(root: StoreRoot) -> None:
-    """Take away, durably, what was a wheel in files: nobody must believe it any more. Raises
-    TargetError.
-    """
+    """Remove, durably, what was a wheel in files: nobody may believe it. Raises TargetError."""
     small = [root.config_file(name) for name in (TIMER_CHECKPOINT_NAME, TIMER_METRICS_NAME)]
     for path in (
         *(segment.path for segment in reversed(list_segments(root.timer_log))),

@@ -97,7 +97,7 @@ def _older(index: TimerIndex) -> OlderSlots:
 
 
 def _place(timers: LiveTimers, waiting: Int64s, older: OlderSlots) -> None:
-    """Place what waits; all else is done, delete markers too."""
+    """Place what is pending; all else is done, delete markers too."""
     timers.remember_older(older)
     found = timers.unplaced(EVERYTHING)
     if len(found):

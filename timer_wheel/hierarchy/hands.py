@@ -136,9 +136,7 @@ class WaitingMessages:
             self._set_hand(wheel, end_ms)
 
     def feed_ahead(self) -> None:
-        """Take a part of the slot that is next into the finer wheels, so that little is left to do
-        when its time comes.
-        """
+        """Take a part of the next slot into the finer wheels: little is left for its time."""
         for wheel in (MINUTES, HOURS):
             hand_ms = self.hands.of(wheel)
             is_next = hand_ms - self.hands.second_ms < wheel.slot_ms
@@ -289,9 +287,7 @@ class WaitingMessages:
                 yield block
 
     def parts(self) -> Iterator[Rows]:
-        """All messages that wait at this moment, in parts; those in memory first. They may be read
-        while others go on with the store.
-        """
+        """All pending messages, in parts, memory first; may be read while others use the store."""
         in_memory = [together([self._near, *self._newly_near]), together(self._fresh)]
         here = frozenset(self._loaded) | self._on_their_way
         view = self._db.view(wheel.name for wheel in WHEELS)

@@ -30,9 +30,7 @@ def id_of(unique_key: str) -> int:
 
 
 class IdIndex:
-    """The ids of one store: in the database before ``stored_end``, a queue offset, and from there
-    on in memory.
-    """
+    """The ids of a store: in the database before ``stored_end``, a queue offset; then in memory."""
 
     def __init__(self, db: IndexDb, stored_end: int) -> None:
         self.stored_end = stored_end

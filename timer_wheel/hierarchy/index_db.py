@@ -138,9 +138,7 @@ class IndexDb:
     # --- reading ----------------------------------------------------------------------------------
 
     def view(self, families: Iterable[str]) -> "IndexView":
-        """The blocks of some families as they are now, to be read later. It does not keep the
-        database open.
-        """
+        """The blocks of some families as of now, to be read later; the database may be closed."""
         with self._told():
             # An iterator shows one moment. That of a snapshot does not (rocksdict 0.3.29).
             view = IndexView({name: self._families[name].iter() for name in families})

@@ -265,9 +265,7 @@ def _brought_up(
 
 
 def _note_idle_markers(index: TimerIndex) -> None:
-    """After a crash: note new delete markers without a pending target. A cancel only makes one that
-    has a target.
-    """
+    """After a crash: note new delete markers without a pending target. A cancel makes none such."""
     rows = index.marks.new_rows()
     facts = index.facts_of(rows, keys=True)
     asked = ~facts.is_odd_marker & ~was_due_when_stored(facts.out_ms)
@@ -295,9 +293,7 @@ def _account(index: TimerIndex, names: Names) -> None:
 
 
 def _account_copies(index: TimerIndex, copies_from: int) -> None:
-    """The same of what an earlier version delivered, whose copies name nothing; what it rolled is
-    named.
-    """
+    """The same of what an earlier version delivered: its copies name nothing, its rolls do."""
     log, waiting = index.store.log, index.waiting
     copies = Copies(copies_in_log(log, copies_from, log.end))
     # What narrower slots delivered came before its time as slots of today have it.

@@ -44,9 +44,7 @@ class HierarchyMarks(RecallMarks):
         self._remember_all(int64s(rows["commit_log_offset"]), facts, rows["due_ms"].tolist())
 
     def load(self, db: IndexDb, log: LiveLog, from_ms: int) -> list[LostMessage]:
-        """Remember the markers of a database that count at a time, or later; returns those that are
-        damaged.
-        """
+        """Remember a database's markers that count at a time or later; returns damaged ones."""
         rows = together([block.rows for block in db.blocks(MARKS)])
         # Retention takes the record of a marker only once there is a younger one.
         is_replaced = rows["commit_log_offset"] < log.min_offset

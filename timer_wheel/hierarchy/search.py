@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a hierarchical wheel: all pending ones, those of a unique key, and what became of
-them.
-"""
+"""Messages of a hierarchical wheel: pending ones, those of a unique key, and their fate."""
 
 from collections.abc import Iterator
 
@@ -26,9 +24,7 @@ from timer_wheel.timers.rows import Bools, TimerFacts
 
 @attrs.frozen(eq=False)
 class Entries:
-    """What the queue still has of messages and markers with one unique key, pending or not, in
-    order.
-    """
+    """The queue's messages and markers with one unique key, pending or not, in order."""
 
     rows: Rows
     facts: TimerFacts

@@ -20,15 +20,18 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Finding
+from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import worst_first
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.findings import floor_findings
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
+from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.timer_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.handover.to_hierarchy import refuse_before_recovery
-from timer_wheel.hierarchy.check import check_hierarchy
+from timer_wheel.hierarchy.index_db import DamagedIndexError
 from timer_wheel.hierarchy.opening import (
     DEFAULT_MAX_DELAY_MS,
     HierarchySettings,
@@ -40,6 +43,7 @@ from timer_wheel.hierarchy.search import (
     waiting_in_parts,
     waiting_with_key,
 )
+from timer_wheel.hierarchy.taken_over import damage_of_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
 from timer_wheel.reading.timeline import refuse_waiting_timeline
@@ -181,7 +185,7 @@ class HierarchicalWheelStore(TimerStore):
     def _marker_is_stored(self) -> None:
         """It becomes one when it is taken in from the queue."""
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
         if wanted.unique_key is not None:
@@ -234,3 +238,91 @@ class HierarchicalWheelStore(TimerStore):
 
     def _let_go(self) -> None:
         self._index.db.close()
+
+
+# --- the invariants -------------------------------------------------------------------------------
+
+
+def check_hierarchy(index: TimerIndex) -> list[Finding]:
+    """What is wrong, worst first."""
+    store = index.store
+    found = [*index.losses, *index.lost.findings(), *floor_findings(store)]
+    damage = damage_of_taken_over(store.root)
+    if damage is not None:
+        found.append(
+            Finding(
+                Severity.WARNING,
+                "delaywheel/hierarchy/taken-over",
+                damage,
+                "a broker does not look at it; an index that is lost cannot be made again, and"
+                " some old cancels are reported as delivered",
+                "close the store, open it with WheelStore, close that, and open it with"
+                " HierarchicalWheelStore again: the file is written anew",
+            )
+        )
+    try:
+        index.place_queued()
+        found += _in_index(index)
+    except DamagedIndexError as error:
+        found.append(
+            Finding(
+                Severity.ERROR,
+                str(index.db.path),
+                f"the index cannot be read: {error}",
+                "a broker does not look at it",
+                "close the store and open it again: the index is made anew from the queue",
+            )
+        )
+    return worst_first(found)
+
+
+def _in_index(index: TimerIndex) -> Iterator[Finding]:
+    """Messages that stand in it twice, that the queue does not have, or whose records are lost."""
+    seen = [np.empty(0, np.int64)]
+    for rows in index.waiting.parts():
+        seen.append(int64s(rows["queue_offset"]))
+        yield from _unlike_queue(index, rows)
+        facts = index.facts_of(rows)
+        for row, error in facts.problems.items():
+            yield _finding(rows, row, f"a message whose record cannot be delivered: {error}")
+    places, counts = np.unique(np.concatenate(seen), return_counts=True)
+    for place in places[counts > 1].tolist():
+        yield Finding(
+            Severity.ERROR,
+            f"timer queue {place}",
+            "a message that stands in the index twice",
+            "it would be delivered twice",
+            "remove delaywheel/hierarchy/index while the store is closed: it is made anew",
+        )
+
+
+def _unlike_queue(index: TimerIndex, rows: Rows) -> Iterator[Finding]:
+    """Rows that the timer queue says otherwise about."""
+    order = np.argsort(rows["queue_offset"], kind="stable")
+    rows = rows[order]
+    if not len(rows):
+        return
+    offsets = int64s(rows["queue_offset"])
+    first = int(offsets[0])
+    units = index.queue.units(first, int(offsets[-1]) + 1)
+    # Files before the first were deleted, and their entries with them.
+    begin = max(first, min(int(offsets[-1]) + 1, index.queue.max_offset) - len(units))
+    places = offsets - begin
+    is_there = (places >= 0) & (places < len(units))
+    same = np.zeros(len(rows), bool)
+    chosen = units[places[is_there]]
+    same[is_there] = (chosen["commit_log_offset"] == rows["commit_log_offset"][is_there]) & (
+        chosen["size_bytes"] == rows["size_bytes"][is_there]
+    )
+    for row in np.flatnonzero(~same).tolist():
+        yield _finding(rows, row, "a message that the timer queue does not have at its place")
+
+
+def _finding(rows: Rows, row: int, problem: str) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        f"index, timer queue {int(rows['queue_offset'][row])}",
+        problem,
+        "it is not delivered, or not as it should be",
+        "remove delaywheel/hierarchy/index while the store is closed: it is made anew",
+    )

@@ -42,9 +42,7 @@ _PROBLEMS_KEPT = 1_000
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Changes of the database and what follows from them, as of one moment; later ones have higher
-    numbers.
-    """
+    """Changes of the database and what follows, as of one moment; numbers ascend."""
 
     number: int
     changes: IndexBatch
@@ -112,9 +110,7 @@ class TimerIndex:
             raise
 
     def _void(self) -> None:
-        """Let the next opening rebuild the index, also after a kill. If the disk refuses the note,
-        that opening meets the damage itself.
-        """
+        """Let the next opening rebuild the index, also after a kill, or meet the damage itself."""
         with suppress(TargetError):
             void_index(self.store.root)
 
@@ -222,9 +218,7 @@ class TimerIndex:
 
     @property
     def marked_from_ms(self) -> int:
-        """Markers of an earlier time have no target any more: all of that was delivered for, and
-        nothing waits behind the hand.
-        """
+        """Markers of an earlier time have no target left: nothing waits behind the hand."""
         first_ms = self.waiting.first_ms()
         return self.hand_ms if first_ms is None else min(self.hand_ms, first_ms)
 

@@ -50,7 +50,7 @@ def is_put_again(message: StoredMessage) -> bool:
 
 
 def is_roll(message: StoredMessage) -> bool:
-    """Whether a record waits for its time, so that a copy is one that went round again."""
+    """Whether a record waits for its time, so that a copy is one that rolled."""
     return message.topic == names.TIMER_TOPIC
 
 

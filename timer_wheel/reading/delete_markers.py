@@ -75,7 +75,7 @@ def cancelled(
     """Which rows are messages that a marker among the rows takes away, in either form. One whose
     two keys differ is damaged: a broker obeys it, and nobody recalled what it names.
 
-    What waits in the queue and is due before the slot of ``now_ms`` is never placed: such a marker
+    A message in the queue that is due before the slot of ``now_ms`` is never placed: such a marker
     has no effect, and such a message is delivered. Records are read only where a marker makes it
     necessary; with rolling markers that is every rolling message.
     """

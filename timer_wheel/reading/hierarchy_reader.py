@@ -161,7 +161,7 @@ def _cancelled(timers: PendingTimers, commit_log: SegmentReader) -> Cancelled:
 def _timers(rows: Rows, flags: int = 0) -> PendingTimers:
     count = len(rows)
     return PendingTimers(
-        position=np.full(count, -1, np.int64),  # any of them may have been stored again
+        position=np.full(count, -1, np.int64),  # any of them may have rolled
         queue_offset=np.full(count, NOT_IN_QUEUE, np.int64),
         slot_time_ms=int64s(rows["due_ms"]) - SLOT_MS,
         flags=np.full(count, FLAG_DEFAULT | flags, np.int64),

@@ -231,18 +231,14 @@ def _first_ms(timers: PendingTimers) -> int:
 
 
 def newest_store_ms(root: StoreRoot) -> int:
-    """When the last record of a store that was stopped cleanly was stored; the end of time where
-    that is not known.
-    """
+    """When the last record of a cleanly stopped store was stored; the end of time if unknown."""
     content = read_small_file(root.checkpoint)
     known_ms = StoreCheckpoint.decode(content or b"").commit_log_timestamp_ms
     return known_ms or np.iinfo(np.int64).max
 
 
 def _without_rolled(timers: PendingTimers, commit_log: SegmentReader) -> PendingTimers:
-    """The rows less those that a timeline rolled: of equal time and key only the last counts, if it
-    says that it rolled.
-    """
+    """The rows without those that a timeline rolled: of equal time and key the last tells."""
     off_wheel = np.flatnonzero(timers.position < 0)
     times, counts = np.unique(timers.slot_time_ms[off_wheel], return_counts=True)
     is_shared = np.isin(timers.slot_time_ms[off_wheel], times[counts > 1])

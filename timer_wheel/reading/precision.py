@@ -41,9 +41,7 @@ def precision_of_slots(
 
 
 def precision_of_units(units: TimerUnits, hand_ms: int) -> int | None:
-    """The width told by the links and the times of all units, those that are yet to be read before
-    the others; None when nothing tells.
-    """
+    """The width that links and times of all units tell, unread ones first; None for nothing."""
     times = units.slot_time_ms
     write_ms = units.units["write_time_ms"].astype(np.int64)
     is_live = times >= hand_ms
@@ -81,9 +79,7 @@ def _contradicts(times: Int64Array, precision_ms: int) -> NDArray[np.bool_]:
 
 
 def _links_astray(units: TimerUnits, live: Int64Array, precision_ms: int) -> int:
-    """How many of these units lead to another slot, or nowhere although their slot has an earlier
-    unit.
-    """
+    """How many of these units lead to another slot, or nowhere although their slot goes on."""
     slots = units.slot_time_ms // precision_ms
     previous = units.units["previous_position"].astype(np.int64)[live]
     before = units.index_at(previous)

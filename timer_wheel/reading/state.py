@@ -54,9 +54,7 @@ class WheelState:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why these are not the messages that are pending, but only those that a broker delivers:
-        sentences.
-        """
+        """Why these are not all pending messages, but those that a broker delivers: sentences."""
         again = counted(self.placed_again_count, "message", "messages")
         doubts = [self.checkpoint_damage] if self.checkpoint_damage else []
         if self.placed_again_count:

@@ -75,9 +75,7 @@ def _apply(wheel: WheelSlots, units: TimerUnits, first_index: int, precision_ms:
 def revise_slots(
     wheel: WheelSlots, positions: Int64Array, slot_time_ms: Int64Array, precision_ms: int
 ) -> WheelSlots:
-    """The slots in use, in native byte order, once these units are applied: all at once, and as if
-    one after the other.
-    """
+    """The slots in use, in native byte order, once these units are applied all at once."""
     time_units = slot_time_ms // precision_ms
     is_used = np.zeros(WHEEL_SLOTS, np.bool_)
     is_used[wheel.index] = True

@@ -198,7 +198,7 @@ class ReferenceWheelStore(TimerStore):
         first = [time_ms + self.timers.precision_ms for time_ms in (next(slots, None),) if time_ms]
         return min([*unplaced, *first], default=None)
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _without_units(self) -> Iterator[StoredMessage]:
         """What the services have in hand, and what of the queue they have not read."""

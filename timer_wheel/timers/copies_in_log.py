@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the copies in a log (``copies``). A kernel looks for what may be one, so that few records
-have to be decoded.
-"""
+"""Finds the copies in a log (``copies``): a kernel chooses the few records to decode."""
 
 from contextlib import suppress
 from typing import Any

@@ -84,8 +84,8 @@ def fate(
 def _were_taken(
     log: LiveLog, offsets: Int64s, facts: TimerFacts, marks: RecallMarks, is_named: Bools
 ) -> Bools:
-    """Which of the named messages these markers cancelled. A marker takes what waits: it was for
-    another message of the same key where this one had been delivered before it.
+    """Which of the named messages these markers cancelled. A marker takes a pending message: it
+    was for another message of the same key where this one had been delivered before it.
     """
     lineages, words = facts.lineages(offsets), facts.table[[KEY_ONE, KEY_TWO]]
     taken_at = np.where(facts.is_marker, LONG_MAX, marks.taken_at(offsets, facts))

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes of messages that could not be delivered, and of damaged delete markers: nobody is to miss
-them unawares.
-"""
+"""Notes of undeliverable messages and damaged delete markers: nobody is to miss them."""
 
 from message_store.files.notes import LostMessage, LostNotes
 from message_store.files.store_root import StoreRoot

@@ -121,9 +121,7 @@ def _walk(place: int, end: int, spots: int) -> None:
 
 @inline_kernel
 def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
-    """The recall key; of a marker that of its target, in whichever form its text names it. An odd
-    marker gets none.
-    """
+    """The recall key; of a marker that of its target, in either form. An odd marker gets none."""
     topic, topic_bytes = spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1]
     spot = _DELETE_SPOT if spots[_DELETE_SPOT + 1] else _KEY_SPOT
     key, key_bytes = spots[spot], spots[spot + 1]
@@ -140,9 +138,7 @@ def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
 
 @inline_kernel
 def _marker_kind(record: int, spots: Any) -> int:
-    """Whether a record is a delete marker, and as a cancel makes it: it names its own key, with or
-    without the topic.
-    """
+    """Whether a record is a delete marker as a cancel makes it: it names its own key."""
     text, text_bytes = spots[_DELETE_SPOT], spots[_DELETE_SPOT + 1]
     tags, tags_bytes = spots[_TAGS_SPOT], spots[_TAGS_SPOT + 1]
     is_usual = is_text(tags, min(tags_bytes, len(_MARKER_TAGS)), _MARKER_TAGS)  # maybe run together

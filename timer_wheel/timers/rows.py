@@ -88,9 +88,7 @@ class TimerRows:
 
     @property
     def enqueued_ms(self) -> Int64s:
-        """When the unit was placed; the latest time of all for what never was, as a broker says
-        it.
-        """
+        """When the unit was placed; the latest time for what never was, as with brokers."""
         return np.where(self.write_time_ms > 0, self.write_time_ms, LONG_MAX)
 
     @property
@@ -100,7 +98,7 @@ class TimerRows:
 
     @property
     def is_roll(self) -> Bools:
-        """Which rows are placed again when their slot is taken."""
+        """Which rows roll when their slot is taken."""
         return np.asarray(self.table[FLAGS] & FLAG_ROLL != 0)
 
 
@@ -132,7 +130,7 @@ class TimerFacts:
     takes all of its key.
     """
     roll_times = TableColumn(ROLL_TIMES)
-    """How often a message has been placed again."""
+    """How often a message has rolled."""
 
     def __len__(self) -> int:
         return len(self.table[0])
@@ -175,7 +173,7 @@ class TimerFacts:
         """Where in the log the first record was of each of these messages, which lie at
         ``offsets``: the order in which they were scheduled. -1 where a broker has rolled it.
 
-        A copy that goes round again has the complement for its prepared transaction offset, which
+        A copy that rolls has the complement for its prepared transaction offset, which
         is negative and so no half message's; a broker writes 0, the complement of -1.
         """
         told = ~self.table[PREPARED_OFFSET]

@@ -120,8 +120,8 @@ class TimerStore(Engine):
     def next_due_ms(self) -> int | None:
         """The earliest time at which ``advance`` would deliver something.
 
-        As with all that looks for what waits, what has come in is placed first, which writes:
-        raises TargetError.
+        As with all that looks for pending messages, those that have come in are placed first, which
+        writes: raises TargetError.
         """
         with self.live.reading():
             count = self.live.log.append_count
@@ -130,7 +130,7 @@ class TimerStore(Engine):
                 self._next_due, self._next_due_known_at = self._find_next_due(), count
             return self._next_due
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
         self._place_queued()
@@ -239,7 +239,7 @@ class TimerStore(Engine):
 
     @abstractmethod
     def _clean(self, now_ms: int) -> None:
-        """Take away old files; what waits keeps its record's."""
+        """Delete old files; a pending message keeps its record's."""
 
     @abstractmethod
     def _find_next_due(self) -> int | None:
@@ -247,7 +247,7 @@ class TimerStore(Engine):
 
     @abstractmethod
     def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
-        """What waits now, is due when it is asked for and may pass, in pieces."""
+        """What is pending now, is due when it is asked for and may pass, in pieces."""
 
     @abstractmethod
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:

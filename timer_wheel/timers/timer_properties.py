@@ -25,7 +25,7 @@ def require_kept(due_ms: int, now_ms: int) -> None:
 
 def wheel_stamps(enqueue_ms: Int64s, dequeue_ms: int, rolled: Int64s | None = None) -> ByteColumn:
     """What the wheel adds to a record that leaves a slot, for each row: when it was placed, when it
-    was taken, and for those that go round again how often they have.
+    was taken, and for those that roll how often they have.
 
     >>> list(wheel_stamps(np.array([7]), 9, np.array([1])))
     [b'TIMER_ENQUEUE_MS\\x017\\x02TIMER_DEQUEUE_MS\\x019\\x02TIMER_ROLL_TIMES\\x011\\x02']

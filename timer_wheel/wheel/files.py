@@ -157,17 +157,13 @@ class WheelFiles:
         return Unsynced((file.another_handle(),), (self._root.config,), lambda: None)
 
     def sync_checkpoint(self, flush_position: int, own: OwnCheckpoint, placed_end: int) -> None:
-        """Come back when it is on disk, and says up to where log and wheel are too. Raises
-        TargetError.
-        """
+        """Return when it, and up to where log and wheel are, is on disk. Raises TargetError."""
         self.begin_checkpoint_sync(flush_position, own, placed_end).finish()
 
     # --- the wheel --------------------------------------------------------------------------------
 
     def compare(self, wheel: LiveWheel, file: WheelSlots | None, log_end: int) -> None:
-        """Note what the file says otherwise than the wheel; what cannot be read is written anew.
-        Raises TargetError.
-        """
+        """Note where the file differs from the wheel, or write it anew. Raises TargetError."""
         self._has_length = file is not None
         if file is not None:
             wheel.note_differences(file, log_end)
@@ -175,9 +171,7 @@ class WheelFiles:
             remove_file(self._root.timer_wheel)
 
     def slots_on_disk(self) -> WheelSlots | None:
-        """The wheel file, or the newest snapshot where those are written; None where none is that
-        could be one.
-        """
+        """The wheel file, or the newest snapshot if those are written; None where there is none."""
         path = self._root.timer_wheel
         if self._writes_snapshots and (known := snapshots(self._root)):
             path = known[-1][1]
@@ -187,9 +181,7 @@ class WheelFiles:
             return None
 
     def write_wheel(self, wheel: LiveWheel, log_position: int) -> None:
-        """Put what changed into the file, or all into a snapshot that is right up to a position of
-        the timer log.
-        """
+        """Put what changed into the file, or all into a snapshot as of a timer log position."""
         if self._writes_snapshots:
             self._write_snapshot(wheel, log_position)
             return
@@ -206,9 +198,7 @@ class WheelFiles:
             self._wheel_is_unsynced = True
 
     def _wheel_file_of_full_length(self) -> InPlaceFile:
-        """The wheel file. A new one gets its length first, durably: a broker refuses any other
-        length.
-        """
+        """The wheel file; a new one gets its length first, durably, or a broker refuses it."""
         file = InPlaceFile(self._root.timer_wheel)
         if not self._has_length:
             try:
@@ -250,9 +240,7 @@ class WheelFiles:
             remove_file(path)
 
     def doubt_wheel(self) -> None:
-        """Say that what is in the file may be in memory alone: a process wrote it that did not live
-        to sync it.
-        """
+        """Say that the file may be in memory alone: its writer did not live to sync it."""
         self._wheel_is_unsynced = True
 
     def begin_wheel_sync(self) -> Unsynced:

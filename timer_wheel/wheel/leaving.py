@@ -127,7 +127,7 @@ def unhang(log: LiveTimerLog, wheel: LiveWheel, chain: TimerRows, is_taken: Bool
 
 
 def put_away(log: LiveTimerLog, rows: TimerRows, past_ms: int, sync: Callable[[], None]) -> None:
-    """Put units into a slot that is over, so that no reader takes them for what waits; by the mark
+    """Put units into a slot that is over, so that no reader takes them for pending; by the mark
     of what was overdue a search of the log still comes upon them.
 
     Nothing leads on from them, since what they were hung on is of another slot; nor may anything

@@ -149,7 +149,7 @@ class LiveTimers:
         self.names_from = names_from
 
     def opened(self) -> None:
-        """The store is open: of units from here on it is known which are placed again."""
+        """The store is open: of units from here on it is known which are placed once more."""
         self.placed_again.know_from(self.log.end)
 
     def with_wheel(
@@ -184,9 +184,7 @@ class LiveTimers:
     # --- what the queue holds ---------------------------------------------------------------------
 
     def unplaced(self, limit: int = _PIECE, *, keys: bool = False) -> Unplaced:
-        """The first entries without units, some of them if there are many; with recall keys if
-        they are asked for.
-        """
+        """The first entries without units, or some of many; on demand with recall keys."""
         return self.queued(max(self.placed_end, self.queue.min_offset), limit, keys=keys)
 
     def queued(self, first: int, limit: int, *, keys: bool = False) -> Unplaced:
@@ -268,7 +266,7 @@ class LiveTimers:
 
     def place_waiting(self, found: Unplaced, waits: Bools, now_ms: int) -> None:
         """Place those of these entries that wait, and the last of all, which tells where placing
-        goes on: before the hand where it is done. No slot of what waits is behind the hand.
+        goes on: before the hand where it is done. No slot of a pending message is behind the hand.
         """
         rows, now_ms = found.rows, max(now_ms, self.wheel.hand_ms)
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
@@ -323,9 +321,7 @@ class LiveTimers:
         rows.table[FLAGS] |= np.where(chosen, FLAG_ROLL, 0)
 
     def _place(self, found: Unplaced, chosen: Bools | None = None) -> None:
-        """Append the units of these entries, which are the next, or of some of them; sets their
-        positions.
-        """
+        """Append the units of these next entries, or of some of them; sets their positions."""
         if not len(found):
             return
         chosen = found.facts.is_there if chosen is None else chosen

@@ -416,7 +416,7 @@ class PlacedAgain:
     """What is known of the units of one timer log.
 
     ``known_from`` is the position from which on all were placed since the store was opened; until
-    that is said nothing is known. ``is_any`` says whether one of those was placed again.
+    that is said nothing is known. ``is_any`` says whether one of those was placed once more.
     """
 
     known_from: int = LONG_MAX
@@ -431,9 +431,7 @@ class PlacedAgain:
         self.is_any = self.is_any or bool((facts.table[PREPARED_OFFSET] < 0).any())
 
     def among(self, rows: TimerRows, log: LiveLog) -> bool:
-        """Whether one of these messages was placed again and says where its first record was, or
-        may be a delete marker.
-        """
+        """Whether one of these was placed once more and says where first, or may be a marker."""
         if not self.is_any and (rows.position >= self.known_from).all():
             return False
         offsets, sizes = rows.commit_log_offset, rows.size_bytes

@@ -45,7 +45,7 @@ class LiveMetrics:
         self.is_known = True
 
     def placed(self, rows: TimerRows, sign: int = 1) -> None:
-        """Count messages that came onto the wheel; with ``sign`` -1, that left it to come again."""
+        """Count messages that came onto the wheel; with ``sign`` -1, that left it to roll."""
         if self.is_known:
             self._count(rows, sign)
 

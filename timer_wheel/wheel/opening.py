@@ -264,9 +264,7 @@ def _from_timer_log(
 def _hand_ms(
     store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
 ) -> int:
-    """Where the hand begins: after a crash, where it durably was. A hand that we did not write is
-    damaged if it is later than any clock.
-    """
+    """Where the hand begins: after a crash where it durably was, unless later than any clock."""
     hand_ms, own = files.found.last_read_time_ms, files.found_own
     if begins_at_flush(own, store):
         hand_ms = own.flushed_hand_ms
@@ -293,9 +291,7 @@ def _catch_up(timers: LiveTimers) -> None:
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
-    """Where the hand begins without a checkpoint: before every used slot, and not at time 0, which
-    means an empty slot.
-    """
+    """Where the hand begins without a checkpoint: before every used slot, and not at time 0."""
     now_ms = floor_ms(store.clock.now_ms(), precision_ms)
     times = [int(rows.slot_time_ms.min()) for rows in log.all_units()]
     return max(floor_ms(min([now_ms, *times]), precision_ms), precision_ms)
@@ -345,8 +341,8 @@ def precision_error(timers: LiveTimers, precision_ms: int) -> PrecisionError:
 def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     """The same messages on a wheel of another precision.
 
-    Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
-    again by their records, which know the old precision, and come too early. And where messages
+    Raises UnsupportedStoreError for a finer one when messages are to roll: those would roll
+    by their records, which know the old precision, and would be early. And where messages
     wait from before more changes than are remembered, or beyond a round of the new wheel. What is
     refused has changed no unit.
 
@@ -382,7 +378,7 @@ def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
 
 def _refuse_beyond_a_round(timers: LiveTimers, rows: TimerRows, wheel: LiveWheel) -> None:
     """A round of finer slots is shorter, and the hand is where the last advance left it: nobody
-    would find what waits a round or more behind that.
+    would find what is pending a round or more behind that.
     """
     if (rows.slot_time_ms - wheel.hand_ms >= ROUND_SLOTS * wheel.precision_ms).any():
         raise UnsupportedStoreError(
@@ -393,9 +389,7 @@ def _refuse_beyond_a_round(timers: LiveTimers, rows: TimerRows, wheel: LiveWheel
 
 
 def _waiting(timers: LiveTimers) -> tuple[TimerRows, TimerRows]:
-    """The pending rows on the wheel, and the units whose flags contradict their records, with the
-    right ones.
-    """
+    """The pending rows on the wheel, and units that contradict their records, corrected."""
     rows = timers.in_slots(timers.wheel.used_slots())
     mended = with_right_flags(rows, timers.facts(rows))
     marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
@@ -416,9 +410,7 @@ def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: i
 
 
 def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> TimerRows:
-    """The rows, and a unit before the hand for the newest queue entry: the last unit tells where
-    placing resumes.
-    """
+    """The rows, and a unit before the hand for the newest entry: there placing resumes."""
     last = timers.log.last_unit()
     if len(rows) and last.commit_log_offset[0] <= rows.commit_log_offset[-1]:
         return rows

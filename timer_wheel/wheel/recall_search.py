@@ -85,9 +85,7 @@ def _facts_of(timers: LiveTimers, rows: TimerRows, number: int) -> TimerFacts:
 
 
 def apply_older_markers(timers: LiveTimers) -> None:
-    """Take for done the older markers that are on the wheel or on its way there, and what
-    they took away.
-    """
+    """Take as done the older markers on the wheel or on its way there, with their targets."""
     marks = OlderMarks.of(timers)
     if not len(marks.rows):
         return
@@ -101,9 +99,7 @@ def apply_older_markers(timers: LiveTimers) -> None:
 
 
 def _may_be_taken(rows: TimerRows, markers: TimerRows, timers: LiveTimers) -> Bools:
-    """Which rows to look at: of the markers' topics, in the markers' slots of today or in any if
-    they roll.
-    """
+    """Rows to look at: of the markers' topics, in the markers' slots or in any if they roll."""
     facts = timers.facts(markers)
     slots = floor_ms(facts.out_ms, timers.precision_ms)
     may_be: Bools = np.isin(floor_ms(rows.slot_time_ms, timers.precision_ms), slots)
@@ -123,7 +119,7 @@ def find_markers(
 ) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
     which were applied when the wheel was rebuilt (``OlderMarks``). ``mended`` are rows whose
-    units still have wrong flags. Records are believed, not flags. What waits in the hand's slot
+    units still have wrong flags. Records are believed, not flags. A message in the hand's slot
     because that was over may have its marker before it.
     """
     marks = RecallMarks()
@@ -290,9 +286,7 @@ class Search:
         return fate(log, *places, facts, is_named, timers.older)
 
     def _queued(self) -> Iterator[TimerRows]:
-        """Rows without a unit that may be of the topic: new ones, and those done before the
-        wheel got its width.
-        """
+        """Unplaced rows that may be of the topic: new ones, or done before the width was set."""
         timers = self._timers
         yield timers.unplaced(EVERYTHING).rows
         first, older_until = timers.queue.min_offset, timers.older.until

@@ -48,16 +48,12 @@ def has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
 
 
 def begins_at_flush(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
-    """Whether to begin where the last flush was, and find out from there what was done since. An
-    orderly end is a flush.
-    """
+    """Whether to begin at the last flush and find what was done since. An orderly end is one."""
     return not store.repeats and own is not None and own.is_known
 
 
 def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) -> bool:
-    """Whether the last of us here did not end with a flush: it was killed, or lost power, and
-    another engine then closed the store in order.
-    """
+    """Whether the last of us was killed or lost power, before another engine closed the store."""
     if own is None or not own.is_known:
         return False
     is_at_flush = own.flushed_hand_ms == files.found.last_read_time_ms
@@ -65,7 +61,7 @@ def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) ->
 
 
 def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStore) -> bool:
-    """Whether first files of the timer log are gone that retention did not take: the checkpoint
+    """Whether first files of the timer log are missing that retention did not take: the checkpoint
     says where the log begins, and the log still has records of messages before its first unit.
     """
     if own is None or not own.is_known or log.segments.min_offset <= own.log_begins:
@@ -76,9 +72,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
 
 
 def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """Take away every unit: all that the queue has will be placed, and copies in the log tell what
-    is done.
-    """
+    """Take away every unit: the queue's messages are placed, and copies tell what is done."""
     begin = log.segments.min_offset
     files.will_end_at(begin, place_from=store.queue(TIMER_TOPIC, 0).min_offset)
     log.cut(begin)
@@ -88,7 +82,7 @@ def truncate_to_flush(log: LiveTimerLog, store: LiveStore, files: WheelFiles) ->
     """After a crash: take away what cannot be relied on.
 
     Of what was written since the last flush a loss of power may leave any part: units that tell of
-    deliveries, and not the deliveries. The queue has the messages, and they are placed again.
+    deliveries, and not the deliveries. The queue has the messages, and they are placed from there.
     """
     own = files.found_own
     files.forget_snapshots_beyond(log.end)
@@ -153,7 +147,7 @@ def truncate_astray(
     log: LiveTimerLog, store: LiveStore, files: WheelFiles, wheel: LiveWheel, *, has_falls: bool
 ) -> int:
     """Take away the units from the first on that may lead to another record than its own; returns
-    how many such there were, one or none. What they were for is placed again from the queue.
+    how many such there were, one or none. What they were for is placed from the queue.
 
     Units lie in the order of the queue, which is the log's. Where that falls, one of two leads to
     another record, or a broker that was killed has placed some again. Behind the last unit nothing
@@ -169,9 +163,7 @@ def truncate_astray(
 
 
 def _first_fall(log: LiveTimerLog) -> int | None:
-    """The first unit whose record does not lie before that of the next. What a wheel held before it
-    was rebuilt is gone by now.
-    """
+    """The first unit whose record is not before the next one's, without those of older wheels."""
     before = TimerRows.empty()
     for rows in log.all_units():
         joined = TimerRows.together([before, rows])
@@ -246,7 +238,7 @@ def find_done(timers: LiveTimers) -> None:
         first = int(timers.unplaced(EVERYTHING).rows.commit_log_offset.min(initial=log.end))
         names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
     else:
-        # Lost units are placed again: what of them is done, and when, the log tells alone.
+        # Lost units are placed once more: what of them is done, and when, the log tells alone.
         is_lost = timers.log.end < own.flushed_position
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end

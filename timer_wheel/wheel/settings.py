@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be set about a wheel; the defaults are a broker's, or where those lose messages the safe
-ones.
-"""
+"""Settings of a wheel; the defaults are a broker's, or safe ones where those lose messages."""
 
 from typing import Literal
 

@@ -176,9 +176,7 @@ class LiveWheel:
         self.dirty[pages[found // _SLOTS_A_PAGE]] = 1
 
     def miscounted(self, file: WheelSlots) -> Int64s:
-        """Slots whose file entry has the same chain but another unit count: some unit's delete flag
-        flipped. In units of the precision.
-        """
+        """Slots whose file entry has the same chain but another count: a delete flag flipped."""
         here, there = self.slots[file.index], file.slots
         is_it = here["unit_count"] != there["unit_count"]
         for name in ("time_units", "first_position", "last_position"):

@@ -8,10 +8,12 @@ and the other way about (docs/FORMAT.md, timer wheel).
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Literal
+
+import numpy as np
 
 from message_store.base.clock import Clock
 from message_store.base.errors import UnsupportedDelayError
@@ -23,28 +25,34 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Finding
+from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import worst_first
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.lineage import Names
+from message_store.writing.findings import floor_findings
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import overdue_out_ms
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS
+from timer_wheel.reading.copies import Copies
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
+from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import RecallMarks, Target
+from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.timers.store import TimerStore, made_or_let_go
-from timer_wheel.wheel.check import check_wheel
 from timer_wheel.wheel.leaving import place_all, place_markers
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers, refuse_before_recovery
 from timer_wheel.wheel.recall_search import Search, find_markers
-from timer_wheel.wheel.recovery import forget_dealt_with
+from timer_wheel.wheel.recovery import forget_dealt_with, were_dealt_with
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 from timer_wheel.wheel.turn import Turning
+from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding, right_places
 from timer_wheel.wheel.waiting import next_due_ms, waiting
 
 _NO_LIMIT = 2**31 - 1
@@ -185,7 +193,7 @@ class WheelStore(TimerStore):
             self.live.retention.attempt(lambda: timers.delete_expired(self.live.log.min_offset))
 
     def _make_known(self) -> None:
-        """Let the checkpoint say durably what was delivered, before records of it are gone."""
+        """Let the checkpoint say durably what was delivered, before records of it are deleted."""
         timers = self._timers
         own = timers.state_to_flush()
         self.live.sync_or_break(timers.log.segments.sync)
@@ -215,7 +223,7 @@ class WheelStore(TimerStore):
             rest = timers.unplaced(EVERYTHING, keys=True)
             place_markers(timers, rest, now_ms, self._recall_marks)
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- pending messages -----------------------------------------------------------------------
 
     def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
         return waiting(self._timers, self._recall_marks(), wanted)
@@ -284,3 +292,148 @@ class WheelStore(TimerStore):
     def _let_go(self) -> None:
         self._timers.log.segments.close()
         self._timers.files.close()
+
+
+_SLOTS_AT_ONCE = 4096
+
+
+# --- the invariants -------------------------------------------------------------------------------
+
+
+def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
+    """What is wrong, worst first; ``known`` was noticed before."""
+    found = [*known, *_of_losses(timers), *_in_queue(timers), *_on_wheel(timers)]
+    return worst_first(found)
+
+
+def _of_losses(timers: LiveTimers) -> list[Finding]:
+    """What was missing when the store was opened."""
+    of_checkpoint = [_checkpoint_finding()] if timers.files.is_damaged else []
+    of_units = [repair_finding(timers.mended_units)] if timers.mended_units else []
+    return [*of_checkpoint, *of_units, *floor_findings(timers.store)]
+
+
+def _in_queue(timers: LiveTimers) -> list[Finding]:
+    rest = timers.unplaced(EVERYTHING)
+    return [
+        Finding(
+            Severity.ERROR,
+            f"timer queue {rest.queue_offset + row}",
+            f"an entry that is no timed message: {error}",
+            "a broker stops placing at it, or passes over it",
+            "advance passes over it; look at the record",
+        )
+        for row, error in rest.facts.problems.items()
+    ]
+
+
+def _on_wheel(timers: LiveTimers) -> list[Finding]:
+    """Links that lead astray, messages with two units, records that are missing or of another kind
+    than their units say, and units that no chain reaches.
+    """
+    found = []
+    other_kinds = 0
+    slots = timers.wheel.used_slots()
+    seen = [np.empty(0, np.int64)]
+    for begin in range(0, len(slots), _SLOTS_AT_ONCE):
+        rows, astray = timers.log.walk(timers.wheel, slots[begin : begin + _SLOTS_AT_ONCE])
+        if astray:
+            found.append(_chain_finding(astray))
+        facts = timers.facts(rows)
+        other_kinds += int(are_other_kinds(rows, facts).sum())
+        seen.append(rows.commit_log_offset)
+        known = right_places(timers, rows, facts)
+        other_kinds += len(known)
+        found += [
+            _record_finding(int(rows.position[row]), error)
+            for row, error in facts.problems.items()
+            if row not in known
+        ]
+    if other_kinds:
+        found.append(repair_finding(other_kinds))
+    places, counts = np.unique(np.concatenate(seen), return_counts=True)
+    found += map(_twice_finding, places[counts > 1].tolist())
+    out_of_reach = _out_of_reach(timers, places)
+    return [*found, _link_finding(out_of_reach)] if len(out_of_reach) else found
+
+
+def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
+    """Undelivered messages in slots to come that no chain reaches: the log has no copy of them, and
+    no marker cancels them.
+    """
+    hand_ms = timers.wheel.hand_ms
+    known = np.sort(np.concatenate([seen, timers.done]))  # once, and not for every file
+    parts = [TimerRows.empty()]
+    for rows in timers.log.all_units():
+        is_it = (rows.slot_time_ms >= hand_ms) & ~rows.is_marker
+        is_it &= rows.commit_log_offset >= timers.store.log.min_offset
+        is_it &= ~_are_among(rows.commit_log_offset, known)
+        parts.append(rows.rows(is_it))
+    rows = TimerRows.together(parts)
+    if not len(rows):
+        return rows
+    marks = find_markers(timers, hand_ms)
+    is_cancelled = marks.take_away(rows.commit_log_offset, timers.facts(rows, keys=True))
+    log, may_have_rolled = timers.store.log, np.ones(len(rows), bool)
+    names = Names.since(log, log.min_offset)
+    copies = Copies(copies_in_log(log, log.min_offset, timers.foreign_until))
+    is_done = were_dealt_with(timers, rows, names, copies, may_have_rolled)
+    return rows.rows(~is_done & ~is_cancelled)
+
+
+def _are_among(values: Int64s, ordered: Int64s) -> Bools:
+    """Which of the values are in an array that is in order; ``np.isin`` would sort it again."""
+    first = np.searchsorted(ordered, values, "left")
+    found: Bools = np.searchsorted(ordered, values, "right") > first
+    return found
+
+
+def _checkpoint_finding() -> Finding:
+    return Finding(
+        Severity.WARNING,
+        "config/timercheck",
+        "the wheel's checkpoint was damaged when the store was opened",
+        "a broker believes it: it loses messages, or delivers some again",
+        "none is needed: what was written is known, or was found out from the log",
+    )
+
+
+def _link_finding(rows: TimerRows) -> Finding:
+    count = counted(len(rows), "message is", "messages are")
+    return Finding(
+        Severity.ERROR,
+        f"timerlog {int(rows.position[0])}",
+        f"{count} in a slot to come, but no link leads there",
+        "what no link leads to is not delivered",
+        "close the store, take timerlog away, open the store: all is placed again from the queue",
+    )
+
+
+def _chain_finding(astray: int) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        "timerlog",
+        f"{astray} links of slots lead to no unit of the same slot",
+        "what lies behind them is not delivered",
+        "schedule again what is missing",
+    )
+
+
+def _record_finding(position: int, error: Exception) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        f"timerlog {position}",
+        f"a message on the wheel whose record cannot be delivered: {error}",
+        "a broker drops it without a word, or stops at it for ever",
+        "schedule it again",
+    )
+
+
+def _twice_finding(offset: int) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        f"commit log {offset}",
+        "a message that is on the wheel twice",
+        "a broker delivers it twice",
+        "none is needed for this store: it is delivered once",
+    )

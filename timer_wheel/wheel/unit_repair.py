@@ -287,9 +287,7 @@ def write_flags(timers: LiveTimers, rows: TimerRows) -> None:
 
 
 def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:
-    """Which units say that a message is a delete marker, or the other way about; a damaged delete
-    marker is no message.
-    """
+    """Units that wrongly say or deny a delete marker; a damaged delete marker is no message."""
     is_it: Bools = facts.is_fine & (facts.is_marker != rows.is_marker)
     return is_it & ~(rows.is_marker & facts.is_odd_marker)
 

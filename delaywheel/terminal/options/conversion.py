@@ -251,34 +251,8 @@ def said(
 
 generate_options = all_of(
     said("--body-bytes", click.IntRange(0, 256 << 20), 200, "Average length of bodies."),
-    said(
-        "--body-spread-percent",
-        click.IntRange(0, 100),
-        25,
-        "How much shorter or longer than the average a body may be.",
-    ),
     said("--levels", LEVELS, "1-18", "Levels with messages, as 3,5,7-9; equal shares."),
     said("--topics", click.IntRange(1, 100_000), 8, "Number of topics."),
-    said(
-        "--topic-skew-percent",
-        click.IntRange(0, 99),
-        30,
-        "The first topic's share of the messages; the second gets as much of what is left, and so"
-        " on. 0: all get the same.",
-    ),
-    said(
-        "--retry-percent",
-        click.IntRange(0, 100),
-        0,
-        "Percentage that is pending for the retry topic of a consumer group.",
-    ),
-    said(
-        "--delivered-percent",
-        click.IntRange(0, 99),
-        0,
-        "Percentage of each level that was delivered before the broker stopped; delivered copies"
-        " are not written. --now controls how overdue the rest is.",
-    ),
     said("--seed", click.IntRange(min=0), 0, "Random seed; the same seed makes the same messages."),
     said(
         "--dialect",

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the engine of a store as the flags ask for it: which one, on whose clock, with which of a
-broker's settings.
-"""
+"""Opens a store's engine as the flags ask for it: which one, which clock, which settings."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -28,9 +28,7 @@ SHOWN_BODY_BYTES = 60
 
 
 def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
-    """What was stored for later: messages with their handles; of many the first of them, and from
-    when to when all come.
-    """
+    """What was stored for later: the first messages with their handles, and when all are due."""
     for receipt in receipts[:LISTED_RECEIPTS]:
         is_exact = receipt.promised_ms == receipt.due_ms
         requested = "" if is_exact else f", requested {iso_time(receipt.due_ms)}"

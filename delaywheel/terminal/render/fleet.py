@@ -63,9 +63,7 @@ def fleet_warnings(entries: "Sequence[FleetEntry]", clock_ms: int) -> Iterator[s
 
 
 def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
-    """Why stores failed, a reason that several share once: for bad records the reasons are counted
-    and the first listed.
-    """
+    """Why stores failed: a shared reason once; of bad records counted reasons, and the first."""
     failed: dict[tuple[str, int], list[FleetEntry]] = {}
     for entry in entries:
         if entry.error is not None:  # each store has bad records of its own

@@ -84,9 +84,7 @@ class Output(Printer):
                 self.warn(told)
 
     def pending(self, messages: "Iterable[Pending | BadRecord]", now_ms: int) -> tuple[int, int]:
-        """``pending``; returns how many were listed, and how many could not be read, which go to
-        stderr.
-        """
+        """``pending``; returns how many were listed, and how many were unreadable (on stderr)."""
         listed = unreadable = 0
         as_json = self.as_json or not sys.stdout.isatty()
         for message in messages:

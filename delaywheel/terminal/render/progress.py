@@ -3,7 +3,6 @@
 
 import sys
 from contextlib import AbstractContextManager, suppress
-from types import TracebackType
 
 import click
 from rich.console import Console
@@ -113,10 +112,5 @@ class StageProgress(AbstractContextManager["StageProgress"]):
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()

@@ -309,12 +309,9 @@ def demo_lines(result: "DemoResult", made_directory: str | None) -> Iterator[str
 
 def generated_lines(path: str, made: "GeneratedStore", now_ms: int) -> Iterator[str]:
     """``generate``."""
-    delivered = made.delivered_by_level
-    pending = counted(made.messages - sum(delivered.values()), "message waits", "messages wait")
-    levels = sum(n > delivered.get(level, 0) for level, n in made.messages_by_level.items())
+    pending = counted(made.messages, "message waits", "messages wait")
+    levels = sum(map(bool, made.messages_by_level.values()))
     yield f"{path}: {pending} in {counted(levels, 'level')}"
-    if delivered_count := sum(delivered.values()):
-        yield counted(delivered_count, "more was delivered before", "more were delivered before")
     due = due_span(made.due_min_ms, made.due_max_ms, now_ms)
     yield f"{size(made.commit_log_bytes)} of commit log{due}"
 

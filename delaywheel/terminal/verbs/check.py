@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that find problems and restore quarantined records: ``check``, ``quarantine`` and
-``put-back``.
-"""
+"""The verbs that find problems and restore quarantined records: check, quarantine, put-back."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

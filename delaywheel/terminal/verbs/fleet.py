@@ -160,9 +160,7 @@ def _stores(members: Sequence["ConvertOptions"]) -> Iterator[Path]:
 
 
 def _finished(members: Sequence["ConvertOptions"]) -> "ConversionReport | None":
-    """The report of an earlier run of the same command, of one source. What is in the way is said
-    by what comes next.
-    """
+    """The report of an earlier run of the same command, of one source; obstacles are told later."""
     from migrate.report.finished_target import finished_before
 
     with suppress(DelayStoreError):

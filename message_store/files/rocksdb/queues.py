@@ -162,7 +162,7 @@ class _Copies:
     """What this process has copied: of each database the state that it had, and the files made.
 
     An older copy stays until the process ends, because somebody may be reading it. A copy of which
-    somebody cleaned up a part is made anew: its queues would look shorter than they are.
+    somebody cleaned up a part is made once more: its queues would look shorter than they are.
     """
 
     def __init__(self) -> None:

@@ -9,8 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.report.html import render_report, write_report
-from compare.report.pictures import draw_lateness, draw_traffic, draw_usage
+from compare.report.html import draw_lateness, draw_traffic, draw_usage, render_report, write_report
 from compare.report.results import (
     EngineResult,
     FaultSeen,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from legacy_levels.backlog.backlog import read_backlog
-from legacy_levels.generate.messages import GROUP, RETRY_TOPIC, ExtraProperty
+from legacy_levels.generate.messages import GROUP, ExtraProperty
 from legacy_levels.generate.store import GeneratedStore, generate_level_store
 from message_store.base.errors import BadFieldError, TargetError
 from message_store.files.store_root import StoreRoot
@@ -183,54 +182,6 @@ def test_levels_topics_sizes_and_table_can_be_chosen(tmp_path: Path) -> None:
     assert (made.due_min_ms, made.due_max_ms) == (min(dues), max(dues))
 
 
-def test_what_was_delivered_lies_before_the_offsets_and_is_not_due_any_more(
-    tmp_path: Path,
-) -> None:
-    made = make(tmp_path / "s", delivered_percent=40)
-    offsets = read_config(tmp_path / "s", "delayOffset.json")["offsetTable"]
-    assert offsets == {str(level): count for level, count in made.delivered_by_level.items()}
-    delivered = sum(made.delivered_by_level.values())
-    assert 0.3 * 2_000 < delivered < 0.5 * 2_000
-    for level, first in made.delivered_by_level.items():
-        units = queue_units(tmp_path / "s/consumequeue/SCHEDULE_TOPIC_XXXX" / str(level - 1))
-        assert [unit.tags_code > NOW_MS for unit in units] == [
-            number >= first for number in range(len(units))
-        ]
-    backlog = read_backlog(tmp_path / "s")
-    assert backlog.total("pending") == 2_000 - delivered
-    assert (made.due_min_ms, made.due_max_ms) == (backlog.due_ms.min(), backlog.due_ms.max())
-
-
-def test_retries_are_those_of_a_consumer_that_sent_messages_back(tmp_path: Path) -> None:
-    make(tmp_path / "s", retry_percent=25)
-    found = [each.record for each in commit_log_records(tmp_path / "s" / "commitlog")]
-    retries = [record for record in found if record.effective["REAL_TOPIC"] == RETRY_TOPIC]
-    assert 400 < len(retries) < 600
-    assert all(record.effective["REAL_QID"] == "0" for record in retries)
-    assert all(not record.effective["RETRY_TOPIC"].startswith("%") for record in retries)
-    assert {(int(each.effective["DELAY"]), each.reconsume_times) for each in retries} == {
-        (level, max(level - 2, 1)) for level in range(1, 19)
-    }
-    assert all(each.reconsume_times == 0 for each in found if "RETRY_TOPIC" not in each.effective)
-    topics = read_config(tmp_path / "s", "topics.json")["topicConfigTable"]
-    assert topics[RETRY_TOPIC]["writeQueueNums"] == 1
-
-
-def test_sizes_and_skew_can_be_chosen(tmp_path: Path) -> None:
-    make(tmp_path / "even", topics=4, topic_skew_percent=0, body_spread_percent=0)
-    make(tmp_path / "odd", topics=4, topic_skew_percent=80, body_spread_percent=100)
-    even, odd = (
-        [each.record for each in commit_log_records(tmp_path / name / "commitlog")]
-        for name in ("even", "odd")
-    )
-    assert {len(record.body) for record in even} == {200}
-    assert min(len(record.body) for record in odd) < 20
-    assert max(len(record.body) for record in odd) > 380
-    shares = Counter(record.effective["REAL_TOPIC"] for record in even)
-    assert min(shares.values()) > 400
-    assert Counter(record.effective["REAL_TOPIC"] for record in odd)["OrderTimeout"] > 1_500
-
-
 def test_many_messages_of_one_level_share_few_milliseconds(tmp_path: Path) -> None:
     make(tmp_path / "s", messages=3_000, levels=[1])
     assert len(queue_units(tmp_path / "s/consumequeue/SCHEDULE_TOPIC_XXXX/0")) == 3_000
@@ -293,16 +244,12 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
     [
         {"messages": -1},
         {"body_bytes": -1},
-        {"body_spread_percent": 150},
         {"levels": []},
         {"levels": [0]},
         {"levels": [19]},
         {"level_table": "0s 5s", "levels": [1, 2]},
         {"topics": 0},
         {"topics": []},
-        {"topic_skew_percent": 120},
-        {"retry_percent": 101},
-        {"delivered_percent": 100},
         {"dialect": "5.5"},
     ],
     ids=str,

@@ -17,12 +17,12 @@ from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, StoreLockedError
 from message_store.format.message import StoredMessage
-from migrate.quarantine.insert import RecordInserter
 from migrate.quarantine.kept import Quarantine, Repair, obstacles
 from migrate.quarantine.restore import (
     DONE,
     NOTHING,
     PLANNED,
+    RecordInserter,
     RestoreOptions,
     RestoreReport,
     restore_records,

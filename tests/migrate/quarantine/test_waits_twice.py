@@ -19,9 +19,15 @@ from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import all_changes_of
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
-from migrate.quarantine.insert import RecordInserter
 from migrate.quarantine.kept import Quarantine, obstacles
-from migrate.quarantine.restore import DONE, PLANNED, RestoreOptions, RestoreReport, restore_records
+from migrate.quarantine.restore import (
+    DONE,
+    PLANNED,
+    RecordInserter,
+    RestoreOptions,
+    RestoreReport,
+    restore_records,
+)
 from migrate.write.staging import sole_writer
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert

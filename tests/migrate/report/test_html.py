@@ -12,10 +12,11 @@ import pytest
 
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
-from migrate.report.due_chart import Panel, draw_panels
 from migrate.report.html import (
     Forecast,
+    Panel,
     draw_forecast,
+    draw_panels,
     read_forecast,
     render_html_report,
     require_report_place,

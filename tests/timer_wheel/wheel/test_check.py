@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from message_store import AfterMs, ManualClock, Message
 from message_store.columns.byte_column import int64s
 from tests.faults.engines import SMALL, open_wheel
-from timer_wheel.wheel.check import _are_among
+from timer_wheel.wheel.store import _are_among
 
 START_MS = 1_793_000_000_000
 PLACES = st.lists(st.integers(-3, 12) | st.sampled_from([2**62, -(2**62)]), max_size=20)
