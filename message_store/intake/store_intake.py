@@ -44,9 +44,10 @@ class WaitingTopics:
         """The messages of a batch wait."""
         from message_store.intake.kernels import topics_of_rows
 
-        found = np.empty((3, len(batch)), np.int64)
+        firsts, highest, counts = found = np.empty((3, len(batch)), np.int64)
         table = np.full(2 << len(batch).bit_length(), -1, np.int64)
-        topics = topics_of_rows(*batch.topic.addresses, batch.queue_id, *found, table)
+        places, queue_ids = batch.topic.addresses, batch.queue_id
+        topics = topics_of_rows(*places, queue_ids, firsts, highest, counts, table)
         for row, queue_id, count in np.transpose(found[:, :topics]).tolist():
             topic = batch.topic[row].decode()
             self.remember(topic, queue_id)
