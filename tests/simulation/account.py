@@ -430,12 +430,13 @@ class Account:
     def changed_hands(self, family: str, precision_ms: int) -> None:
         """Another owner holds to slots of this width: what it took over comes up to one later."""
         self.widest_ms = max(self.widest_ms, precision_ms)
-        if family == self.family:
+        is_the_same = family in (self.family, "timers")  # levels may have been in between
+        self.family = family
+        if is_the_same:
             for life in self._own():
                 life.late_ms += precision_ms
                 if life.before is not None:
                     life.before = life.before[0], life.before[1] + precision_ms
-        self.family = family
 
     def moved(self, source: str, target: str, precision_ms: int) -> None:
         """A migration moved what was pending from one kind of engine to another."""

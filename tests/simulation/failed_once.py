@@ -17,6 +17,7 @@ FAILED_ONCE: Final = {
     "small-files-of-a-killed-process-are-in-memory-alone-when-another-engine-closes": 6_008_409,
     "a-repeating-wheel-loses-what-only-its-hand-tells-of-after-a-loss-of-power": 6_014_158,
     "a-close-of-a-store-in-doubt-counts-as-a-flush": 6_010_908,
+    "a-wheel-is-taken-over-by-another-width-after-levels-had-the-store": 5_005_394,
 }
 """What was wrong, and the seed that met it."""
 
