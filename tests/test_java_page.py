@@ -43,3 +43,17 @@ def test_fast_modules_say_of_which_reference_they_are_the_fast_form() -> None:
         "offset_persistence.py", "state.py",
     }  # fmt: skip
     assert set(said.values()) - methods == set()
+
+
+def test_fast_modules_of_the_wheel_say_of_which_reference_they_are_the_fast_form() -> None:
+    """In the first line of their docstring, by the name of our reference."""
+    references = [ROOT / "timer_wheel" / "timer_message_store.py"]
+    references += (ROOT / "timer_wheel" / "reference").glob("*.py")
+    known = {name for path in references for name in defined_in(Source.read(path))}
+    fast = {path for row in ROWS for path, _ in PAIR.findall(row[3])}
+    for path in sorted(fast):
+        if path.startswith("timer_wheel/wheel/") or path.endswith("unit_kernels.py"):
+            docstring = ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+            said = re.search(r"fast form of ``([\w.]+)``", (docstring or "").split("\n")[0])
+            assert said, path
+            assert said[1].removeprefix("reference.files.") in known, said[1]

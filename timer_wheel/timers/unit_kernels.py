@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of a wheel that is open for writing: place, walk, and revise from the timer log.
+"""The fast form of ``SlotsOfWheel.put_slot`` and ``revise_slot``: kernels that place and revise.
 
 The wheel is the bytes of its file, in memory; a page of it that was changed is noted. Whoever calls
 has made sure that every address leads to as many bytes as are said to be there.

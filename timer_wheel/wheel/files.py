@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small files of a wheel that is open for writing: the wheel itself, its snapshots, timercheck
-and timermetrics.
+"""The fast form of ``CheckFileOfStore``: timercheck, and the other small files of an open wheel.
 
 Checkpoint and wheel are rewritten in place. The checkpoint's master offset is raised before units
 are appended. So at any moment a broker that takes over resumes behind the last unit: it neither

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a crash: which messages on the wheel are done, by what the log holds.
+"""The fast form of ``revise_queue_offset``, and which messages are done after a crash.
 
 A killed store's checkpoint is older than its last deliveries. A pending record is done if
 and only if a later record of the log names the first record of its message (``lineage``). Whoever
