@@ -100,6 +100,8 @@ class QueueReceiver:
             return reader.queued(queue_id, at, count, wanted.tags.values())
         if 0 <= passed < len(self._ahead):
             messages = self._ahead[passed : passed + count]
+            if passed + count >= len(self._ahead):  # whoever keeps one keeps the records of all
+                self._ahead, self._ahead_at = (), self._ahead_at + len(self._ahead)
             return QueuePart(messages, at + len(messages), {})
         if passed == len(self._ahead) and count < _READ_AHEAD:
             ahead = reader.queued(queue_id, at, _READ_AHEAD)

@@ -226,19 +226,20 @@ def fill_rows(
         _put_properties(table, facts, row, address)
 
 
-@kernel("int64(int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+@kernel("int64(int64, int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1])")
 def topics_of_rows(
-    data: int, starts: int, lengths: int, queue_ids: Int64s,
+    data: int, starts: int, lengths: int, queue_ids: int,
     firsts: Int64s, highest: Int64s, counts: Int64s, table: Int64s,
 ) -> int:  # fmt: skip
     """For each topic of a column, at three addresses, the first row that has it, its highest queue
-    id and how many rows it has. Returns how many topics there are.
+    id and how many rows it has. Returns how many topics there are. The ids are at an address too:
+    an array of the user's may be read-only.
 
     ``table`` is for hashing: -1 everywhere, at least twice as long as the rows, its length a power
     of two.
     """
     topics, number, text, length = 0, -1, 0, -1
-    for row in range(len(queue_ids)):
+    for row in range(len(firsts)):
         before, many = text, length
         text, length = data + load_native(starts + 8 * row), load_native(lengths + 8 * row)
         if many != length or not (text == before or equal_bytes(text, before, length)):
@@ -256,6 +257,6 @@ def topics_of_rows(
                 ):
                     break
                 place = (place + 1) & (len(table) - 1)
-        highest[number] = max(highest[number], queue_ids[row])
+        highest[number] = max(highest[number], load_native(queue_ids + 8 * row))
         counts[number] += 1
     return topics

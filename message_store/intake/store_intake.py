@@ -43,11 +43,12 @@ class WaitingTopics:
     def remember_all(self, batch: MessageBatch) -> None:
         """The messages of a batch wait."""
         from message_store.intake.kernels import topics_of_rows
+        from message_store.kernels.raw_memory import address_of
 
         firsts, highest, counts = found = np.empty((3, len(batch)), np.int64)
         table = np.full(2 << len(batch).bit_length(), -1, np.int64)
-        places, queue_ids = batch.topic.addresses, batch.queue_id
-        topics = topics_of_rows(*places, queue_ids, firsts, highest, counts, table)
+        places = *batch.topic.addresses, address_of(batch.queue_id)
+        topics = topics_of_rows(*places, firsts, highest, counts, table)
         for row, queue_id, count in np.transpose(found[:, :topics]).tolist():
             topic = batch.topic[row].decode()
             self.remember(topic, queue_id)

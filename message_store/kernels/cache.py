@@ -282,3 +282,11 @@ def inline_kernel(function: F) -> F:
         function
     )
     return cast(F, compiled)
+
+
+# A child that is forked while another thread loads a kernel would wait for it for ever.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)

@@ -204,7 +204,7 @@ class LiveStore:
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading; one that has no messages reads as empty."""
-        return LiveTopic(name, self.log, self.queues, self._queued_reader, self.reading())
+        return LiveTopic(name, self.log, self.queues, self._queued_reader, self.reading)
 
     def remember_topic(self, name: str, queue_id: int) -> None:
         """See to it that topics.json knows this queue, from the next flush on."""

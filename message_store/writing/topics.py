@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topics of a store that is open for writing: what a consumer sees of them, and topics.json."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -29,20 +29,20 @@ from message_store.writing.queued import QueuedReader, queued_message
 class LiveTopic:
     """One topic's queues; see ``TopicReader``.
 
-    ``reading`` is a context in which nobody writes, and raises StoreClosedError.
+    ``reading`` gives a context in which nobody writes, and raises StoreClosedError.
     """
 
     name: str
     _log: LiveLog
     _queues: QueueSet
     _queued: QueuedReader
-    _reading: AbstractContextManager[None]
+    _reading: Callable[[], AbstractContextManager[None]]
 
     def read(
         self, queue_id: int, from_offset: int, max_messages: int = 32
     ) -> tuple[StoredMessage, ...]:
         """A part of one queue, in order, without neutral and blank entries."""
-        with self._reading:
+        with self._reading():
             queue = self._queues.find(self.name, queue_id)
             if queue is None:
                 return ()
@@ -63,7 +63,7 @@ class LiveTopic:
         tags_codes: Collection[int] | None = None,
     ) -> QueuePart:
         """See ``TopicReader``."""
-        with self._reading:
+        with self._reading():
             queue = self._queues.find(self.name, queue_id)
             if queue is None:
                 return QueuePart((), from_offset, {})
@@ -72,7 +72,7 @@ class LiveTopic:
 
     def ranges(self) -> dict[int, tuple[int, int]]:
         """Each queue's first queue offset, and the one behind its last."""
-        with self._reading:
+        with self._reading():
             return {
                 queue.queue_id: (queue.min_offset, queue.max_offset)
                 for queue in self._queues.of_topic(self.name)

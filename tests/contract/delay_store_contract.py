@@ -716,6 +716,15 @@ class DelayStoreContract(AskedContract):
         assert store.cancel(receipts.receipt(2).handle) is Cancellation.CANCELLED
         assert delivered_bodies(store.advance(START_MS + 600_000)) == [b"a"]
 
+    def test_a_batch_of_columns_that_nobody_may_write_to_is_stored(self, store: DelayStore) -> None:
+        numbers = np.array([0, 1, 2], np.int64)
+        numbers.flags.writeable = False  # as Arrow's are
+        topics = "orders", "bills", "orders"
+        rows = MessageBatch.of(Message(topic, b"a") for topic in topics)
+        batch = attrs.evolve(rows, queue_id=numbers)
+        receipts = store.schedule_batch(batch, np.full(3, START_MS + 60_000))
+        assert len(receipts) == len(list(store.pending())) == 3
+
     def test_an_empty_batch_is_nothing(self, store: DelayStore) -> None:
         receipts = store.schedule_batch(MessageBatch.of([]), np.zeros(0, np.int64))
         assert len(receipts) == 0

@@ -127,7 +127,7 @@ class TimerIndex:
     def _place_queued(self, known: TakenOver | None, names: Names | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
-            # Retention takes entries only with their records, which all came after the index.
+            # Our retention places first, and takes entries only with their records.
             if first > self.placed_end and self.store.log.min_offset <= self._written_log_end:
                 self.losses.append(_gone(self.placed_end, first))
             units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))

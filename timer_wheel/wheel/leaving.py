@@ -48,9 +48,11 @@ def _place_rest(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -
     if not len(rest) and not len(timers.early):
         return False
     known, hand_ms = marks(), timers.wheel.hand_ms
-    if effective_read_time_ms(hand_ms, now_ms, timers.precision_ms) > hand_ms:
-        # What would be parked within a round of this hand no broker would read that starts now.
-        move_to(timers, now_ms, known)
+    first_read_ms = effective_read_time_ms(hand_ms, now_ms, timers.precision_ms)
+    if first_read_ms > hand_ms:
+        # What would be parked within a round of this hand no broker would read that starts now. No
+        # farther: the clock may be wrong.
+        move_to(timers, first_read_ms, known)
     is_over = _are_over(timers, rest.rows, rest.facts, known)
     early = timers.early
     on_wheel = early.rows(_are_over(timers, early, timers.facts(early, keys=True), known))

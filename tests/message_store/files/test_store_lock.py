@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -186,6 +187,43 @@ def test_a_forked_child_neither_gives_up_nor_keeps_the_lock(root: StoreRoot, who
     os.waitpid(child, 0)
     for descriptor in (told, tell, wait, go):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_forked_child_waits_for_no_lock_of_a_topic_or_a_kernel(
+    tmp_path: Path, engine: str
+) -> None:
+    """Which another thread of the parent holds while it forks."""
+    from numba.core.compiler_lock import global_compiler_lock
+
+    from message_store import ManualClock
+    from message_store.base.errors import StoreClosedError
+
+    store = ENGINES[engine].open(tmp_path, ManualClock(1_793_000_000_000), False)
+    topic = store.topic("orders")
+    held, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.lock:
+            with global_compiler_lock:
+                held.set()
+                goes_on.wait(0.2)
+            goes_on.wait(5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        with suppress(StoreClosedError):
+            signal.alarm(5)
+            with global_compiler_lock:
+                topic.ranges()
+        os._exit(0)
+    goes_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store.close()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
