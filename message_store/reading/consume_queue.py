@@ -213,7 +213,7 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
         raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
     scanned = segments[-FILES_SCANNED_FOR_THE_END:]
     filled_bytes = max(0, _filled_end(reader, scanned) - scanned[0].start_offset)
-    looked_at_bytes = min(2 * filled_bytes + _FIRST_READ_BYTES, _LARGEST_READ_BYTES)
+    looked_at_bytes = min(2 * filled_bytes + _FIRST_READ_BYTES // 2, _LARGEST_READ_BYTES)
     filled_bytes += scanned[0].start_offset - starts[0]
     room_bytes = min(room_bytes, filled_bytes + looked_at_bytes)
     try:
