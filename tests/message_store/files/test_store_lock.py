@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,7 +200,7 @@ def test_a_forked_child_waits_for_no_lock_of_a_topic_or_a_kernel(
     from message_store import ManualClock
     from message_store.base.errors import StoreClosedError
 
-    store = ENGINES[engine].open(tmp_path, ManualClock(1_793_000_000_000), False)
+    store: Any = ENGINES[engine].open(tmp_path, ManualClock(1_793_000_000_000), False)
     topic = store.topic("orders")
     held, goes_on = threading.Event(), threading.Event()
 
