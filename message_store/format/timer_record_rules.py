@@ -34,7 +34,7 @@ class TimerFault(Enum):
 
     NO_DESTINATION = "nobody knows where to deliver it"
     BAD_TOPIC = "its real topic takes no messages"
-    NO_BODY = "no 5.x broker delivers it"
+    NO_BODY = "no broker with a timer wheel delivers it"
     DELAY = "it would be delayed again by a level"
     NO_OUT_MS = "it has no time"
     DELETES = "it is no delete marker and says whom it deletes"

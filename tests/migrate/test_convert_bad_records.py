@@ -86,7 +86,7 @@ DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "the level topic itself": ({"topic": "SCHEDULE_TOPIC_XXXX"}, "cannot be delivered to"),
     "the wheel's topic": ({"topic": "rmq_sys_wheel_timer"}, "cannot be delivered to"),
     "the half topic": ({"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, "cannot be delivered to"),
-    "no body": ({"body": b""}, "no body: no 5.x broker delivers it"),
+    "no body": ({"body": b""}, "no body: no broker with a timer wheel delivers it"),
     "no room left in its properties": (
         {"user_properties": {"long": "x" * 32_500}}, "would outgrow 32767"
     ),

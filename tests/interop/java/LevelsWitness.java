@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-import java.nio.file.Paths;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageExtBrokerInner;
@@ -20,12 +19,7 @@ public final class LevelsWitness extends Witness {
 
     @Override
     void open(String[] words) throws Exception {
-        MessageStoreConfig config = Entrant.configOf(Paths.get(words[1]));
-        config.setMappedFileSizeCommitLog(Integer.parseInt(words[2]));
-        config.setMappedFileSizeConsumeQueue(Integer.parseInt(words[3]));
-        config.setEnableScheduleAsyncDeliver(Boolean.parseBoolean(words[4]));
-        config.setMessageDelayLevel(words[5].replace(',', ' '));
-        config.setMessageIndexEnable(false);
+        MessageStoreConfig config = configOf(words);
         store = LevelsEntrant.started(config);
         saveOnlyWhenTold(service(), "deliverExecutorService");
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-import java.nio.file.Paths;
 import java.util.Collection;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.message.MessageConst;
@@ -28,18 +27,13 @@ public final class WheelWitness extends Witness {
 
     @Override
     void open(String[] words) throws Exception {
-        MessageStoreConfig config = Entrant.configOf(Paths.get(words[1]));
-        config.setMappedFileSizeCommitLog(Integer.parseInt(words[2]));
-        config.setMappedFileSizeConsumeQueue(Integer.parseInt(words[3]));
-        config.setEnableScheduleAsyncDeliver(Boolean.parseBoolean(words[4]));
-        config.setMessageDelayLevel(words[5].replace(',', ' '));
+        MessageStoreConfig config = configOf(words);
         config.setMappedFileSizeTimerLog(Integer.parseInt(words[6]));
         config.setTimerRollWindowSlot(Integer.parseInt(words[7]));
         config.setTimerPrecisionMs(Integer.parseInt(words[8]));
         config.setTimerGetMessageThreadNum(1);
         config.setTimerPutMessageThreadNum(1);
         config.setTimerFlushIntervalMs(Integer.MAX_VALUE); // flushed only when told to, and once now
-        config.setMessageIndexEnable(false);
         controller = WheelEntrant.started(config);
         controller.getMessageStore().getPutMessageHookList().add(new WithoutTheRequest());
         saveOnlyWhenTold(controller.getScheduleMessageService(), "scheduledPersistService");

@@ -6,6 +6,7 @@ import java.io.PrintStream;
 import java.lang.reflect.Field;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Paths;
 import java.util.Map;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Callable;
@@ -16,6 +17,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
  * One of RocketMQ's own engines, which does what it is told and is at rest after each answer.
@@ -88,6 +90,17 @@ abstract class Witness {
             default:
                 throw new IllegalArgumentException(words[0]);
         }
+    }
+
+    /** What every store is opened with. */
+    static MessageStoreConfig configOf(String[] words) {
+        MessageStoreConfig config = Entrant.configOf(Paths.get(words[1]));
+        config.setMappedFileSizeCommitLog(Integer.parseInt(words[2]));
+        config.setMappedFileSizeConsumeQueue(Integer.parseInt(words[3]));
+        config.setEnableScheduleAsyncDeliver(Boolean.parseBoolean(words[4]));
+        config.setMessageDelayLevel(words[5].replace(',', ' '));
+        config.setMessageIndexEnable(false);
+        return config;
     }
 
     static void waitUntil(String what, Callable<Boolean> condition) throws Exception {

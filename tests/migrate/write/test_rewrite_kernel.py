@@ -265,7 +265,7 @@ REST = b"\2DELAY\x015\2REAL_QID\x010"
         (b"REAL_TOPIC\1SCHEDULE_TOPIC_XXXX\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
         (b"REAL_TOPIC\1rmq_sys_wheel_timer\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
         (properties(), {"body_crc": 1}, "the body is damaged"),
-        (properties(), {"body": b""}, "no body: no 5.x broker delivers it"),
+        (properties(), {"body": b""}, "no body: no broker with a timer wheel delivers it"),
         (properties(), {"queue_id": 5}, "the record is of queue 5"),
         (properties(), {"commit_log_offset": 1235}, "it lies at 1235"),
         (properties(), {"topic": "SCHEDULE_TOPIC_XXXY"}, "a record of topic"),

@@ -92,3 +92,8 @@ def test_a_store_whose_address_brokers_cannot_store_anew_is_not_opened(
     settings = StoreSettings(store_host=Host.of("::ffff:10.1.2.3", 7))
     with pytest.raises(BadFieldError, match="in the form of an IPv6 one"):
         engine.open(tmp_path / "store", clock=ManualClock(NOW_MS), settings=settings)
+
+
+def test_no_rule_has_a_digit_in_its_words() -> None:
+    """A summary of many bad records puts N in place of every number, to count equal reasons."""
+    assert [fault for fault in TimerFault if any(map(str.isdigit, fault.value))] == []
