@@ -129,13 +129,15 @@ class Life:
 @attrs.frozen
 class Asked:
     """A cancellation: the messages that it names, those beside them that a wheel takes back with
-    them, and what was possible of both before it.
+    them, and what was possible of both before it. A handle may name those beside too: a wheel of
+    another width gave them one time.
     """
 
     meant: list[Life]
     near: list[Life]
     fates: list[Fates]
     near_fates: list[Fates]
+    by_receipt: bool
 
     @property
     def may_wait(self) -> list[Life]:
@@ -151,7 +153,8 @@ class Asked:
             return set(Cancellation)
         # A message whose receipt is not known may have the handle that names it.
         near = zip(self.near, self.near_fates, strict=True)
-        fates = {*self.fates, *(may for life, may in near if life.receipt is None)}
+        told = {may for life, may in near if life.receipt is None or not self.by_receipt}
+        fates = {*self.fates, *told}
         is_told = any(each != {ABSENT} for each in self.fates)
         if not is_told or any(len(may) > 1 for may in fates):
             return set(Cancellation)
@@ -263,7 +266,9 @@ class Account:
             meant = [life] if by_receipt else named
             near = [each for each in alike if each not in meant and self._is_near(each, life)]
             near = [*(each for each in named if each not in meant and each not in near), *near]
-        return Asked(meant, near, [each.may for each in meant], [each.may for each in near])
+        return Asked(
+            meant, near, [each.may for each in meant], [each.may for each in near], by_receipt
+        )
 
     @staticmethod
     def _is_named(life: Life, receipt: Receipt) -> bool:
@@ -341,7 +346,7 @@ class Account:
     def cancel_all(self, name: str) -> Asked:
         """All pending messages of a name begin to be cancelled."""
         alike = [each for each in self.lives if self.is_own(each, name) and PENDING in each.may]
-        asked = Asked(alike, [], [each.may for each in alike], [])
+        asked = Asked(alike, [], [each.may for each in alike], [], by_receipt=False)
         for each in alike:
             each.may_also(CANCELLED)
             each.was_cancelled = True

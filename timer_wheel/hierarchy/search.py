@@ -105,7 +105,8 @@ class Named:
             for row in np.flatnonzero(is_live & is_named).tolist()
         }
         sizes = int64s(known.rows["size_bytes"])
-        past = fate(index.store.log, offsets, sizes, facts, is_named, index.older)
+        log, foreign_until = index.store.log, index.older.until
+        past = fate(log, offsets, sizes, facts, is_named, index.older, foreign_until)
         live_keys = tuple(keys[row] for row in np.flatnonzero(is_live).tolist())
         return cls(tuple(targets.values()), past, live_keys)
 

@@ -58,12 +58,13 @@ def fate(
     facts: TimerFacts,
     is_named: Bools,
     older: OlderSlots,
+    foreign_until: int,
 ) -> Cancellation:
     """What became of the named messages, none of which is pending.
 
     The records of messages and markers are at ``offsets``, with what each says today, recall keys
     included: all that were rolled are among them, and all markers. Of slots of another width the
-    records tell what they meant then.
+    records tell what they meant then. From ``foreign_until`` on only engines of ours delivered.
     """
     if not is_named.any():
         return Cancellation.NEVER_EXISTED
@@ -78,6 +79,8 @@ def fate(
         is_taken |= _were_taken(log, offsets, then, marks, is_named)
     if len(older.untils) == MOST_WIDTHS:
         is_taken |= _never_came(log, offsets, facts, is_named & ~is_taken)
+    is_ours = is_named & ~is_taken & (offsets >= foreign_until)
+    is_taken |= _outlived_their_markers(log, offsets, facts, is_ours)
     return Cancellation.CANCELLED if is_taken[is_named].all() else Cancellation.ALREADY_DELIVERED
 
 
@@ -110,6 +113,19 @@ def _never_came(log: LiveLog, offsets: Int64s, facts: TimerFacts, asked: Bools) 
         is_alike &= facts.topic_hash == facts.topic_hash[row]
         is_alike &= (facts.cancels < 0) | (facts.cancels == lineages[row])
         found[row] = is_alike.any() and not _was_delivered(log, offsets, lineages, row)
+    return found
+
+
+def _outlived_their_markers(
+    log: LiveLog, offsets: Int64s, facts: TimerFacts, asked: Bools
+) -> Bools:
+    """Which of the copies asked for the log names as delivered nowhere, although retention may have
+    taken their markers: a message that rolls comes to lie behind its marker.
+    """
+    lineages = facts.lineages(offsets)
+    found = asked & (lineages < offsets) & (lineages < log.min_offset)
+    for row in np.flatnonzero(found).tolist():
+        found[row] = not _was_delivered(log, offsets, lineages, row)
     return found
 
 

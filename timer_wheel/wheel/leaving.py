@@ -47,12 +47,8 @@ def _place_rest(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -
     """
     if not len(rest) and not len(timers.early):
         return False
-    known, hand_ms = marks(), timers.wheel.hand_ms
-    first_read_ms = effective_read_time_ms(hand_ms, now_ms, timers.precision_ms)
-    if first_read_ms > hand_ms:
-        # What would be parked within a round of this hand no broker would read that starts now. No
-        # farther: the clock may be wrong.
-        move_to(timers, first_read_ms, known)
+    known = marks()
+    move_to_first_read(timers, now_ms, known)
     is_over = _are_over(timers, rest.rows, rest.facts, known)
     early = timers.early
     on_wheel = early.rows(_are_over(timers, early, timers.facts(early, keys=True), known))
@@ -60,6 +56,16 @@ def _place_rest(timers: LiveTimers, rest: Unplaced, now_ms: int, marks: Marks) -
     is_done = is_over | np.isin(rest.rows.commit_log_offset, timers.done)
     timers.place_rest(rest, is_done, is_over, now_ms)
     return len(on_wheel) > 0
+
+
+def move_to_first_read(timers: LiveTimers, now_ms: int, marks: RecallMarks) -> None:
+    """Move the hand to where a broker begins to read that starts now: what would be parked within a
+    round of a hand before that it would not read. No farther: the clock may be wrong.
+    """
+    hand_ms = timers.wheel.hand_ms
+    first_read_ms = effective_read_time_ms(hand_ms, now_ms, timers.precision_ms)
+    if first_read_ms > hand_ms:
+        move_to(timers, first_read_ms, marks)
 
 
 def _are_over(timers: LiveTimers, rows: TimerRows, facts: TimerFacts, marks: RecallMarks) -> Bools:

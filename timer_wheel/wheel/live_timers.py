@@ -27,7 +27,13 @@ from timer_wheel.format.timer_log import (
     NO_POSITION,
     TIMER_UNIT,
 )
-from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
+from timer_wheel.format.wheel_math import (
+    WHEEL_SLOTS,
+    effective_read_time_ms,
+    floor_ms,
+    needs_roll,
+    roll_slot_ms,
+)
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, read_facts
 from timer_wheel.timers.unit_kernels import (
@@ -141,8 +147,11 @@ class LiveTimers:
         self.wheel = LiveWheel(self.precision_ms, hand_ms)
 
     def remember_older(self, older: OlderSlots) -> None:
-        """The slots that there were before, on this wheel and on a hierarchical one."""
+        """The slots that there were before, on this wheel and then on a hierarchical one, from
+        which on all that is delivered is named.
+        """
         self.older = older
+        self.foreign_until = max(older.untils[:-1], default=0)
 
     def set_names_from(self, names_from: int) -> None:
         """Records from this commit log offset on name what is done of the wheel."""
@@ -200,6 +209,14 @@ class LiveTimers:
         rows.table[FLAGS] = np.where(facts.is_marker, FLAG_DEFAULT | FLAG_DELETE, FLAG_DEFAULT)
         return Unplaced(rows, facts, first)
 
+    def plan(self, rows: TimerRows, is_message: Bools, now_ms: int) -> None:
+        """Give each message of the rows a slot that the hand comes to, and each row its placing
+        time, and place nothing.
+        """
+        now_ms = max(now_ms, self.wheel.hand_ms)
+        self._plan(rows, is_message, now_ms)
+        self._park(rows, is_message, now_ms)
+
     def _plan(self, rows: TimerRows, is_message: Bools, now_ms: int) -> None:
         """Give each message its slot, and each row its placing time."""
         write_ms = floor_ms(now_ms, self.precision_ms)
@@ -217,7 +234,7 @@ class LiveTimers:
     def place_queued(self, now_ms: int) -> None:
         """Place what the queue holds, up to the first message that the slots cannot take as it is:
         one that is due at once or is done, or whose slot the hand has passed, or would come
-        round to.
+        round to, or that a broker which starts now would not read.
         """
         now_ms = max(now_ms, self.wheel.hand_ms)
         while self.placed_end < self.queue.max_offset:
@@ -225,14 +242,15 @@ class LiveTimers:
             if not len(found):
                 break
             self._plan(found.rows, found.facts.is_fine, now_ms)
-            stop = self._first_unfit(found)
+            stop = self._first_unfit(found, now_ms)
             self._place(found.first(stop))
             if stop < len(found):
                 break
 
-    def _first_unfit(self, found: Unplaced) -> int:
+    def _first_unfit(self, found: Unplaced, now_ms: int) -> int:
         slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
-        fits = (slot_ms >= hand_ms) & ~was_due_when_stored(slot_ms)
+        first_read_ms = effective_read_time_ms(hand_ms, now_ms, self.precision_ms)
+        fits = (slot_ms >= first_read_ms) & ~was_due_when_stored(slot_ms)
         fits &= slot_ms - hand_ms < ROUND_SLOTS * self.precision_ms
         if len(self.done):
             fits &= ~np.isin(found.rows.commit_log_offset, self.done)
@@ -250,8 +268,7 @@ class LiveTimers:
         is_done = is_done | ~found.facts.is_fine
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
         rows.table[SLOT_TIME] = np.where(is_done, rows.slot_time_ms, waiting_ms)
-        self._plan(rows, ~is_done, max(now_ms, hand_ms))
-        self._park(rows, ~is_done, max(now_ms, hand_ms))
+        self.plan(rows, ~is_done, now_ms)
         # A marker and its target stay in their slot: a target has no copy in the log by which
         # whoever opens the store after a kill could tell that it is done, and for a broker,
         # which may begin where the hand was before, markers count in their own slots only.
@@ -271,8 +288,7 @@ class LiveTimers:
         rows, now_ms = found.rows, max(now_ms, self.wheel.hand_ms)
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
         rows.table[SLOT_TIME] = np.where(waits, waiting_ms, rows.slot_time_ms)
-        self._plan(rows, waits, now_ms)
-        self._park(rows, waits, now_ms)
+        self.plan(rows, waits, now_ms)
         self._put_behind(rows, ~waits, now_ms)
         stays = waits & found.facts.is_there
         stays[np.flatnonzero(found.facts.is_there)[-1:]] = True

@@ -42,7 +42,7 @@ from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.rows import TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import FALLS, LINKS, OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.leaving import place_all, place_markers
+from timer_wheel.wheel.leaving import move_to_first_read, place_all, place_markers
 from timer_wheel.wheel.live_timers import EVERYTHING, ROUND_SLOTS, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, note_what_is_damaged
@@ -344,16 +344,29 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     Raises UnsupportedStoreError for a finer one when messages are to roll: those would roll
     by their records, which know the old precision, and would be early. And where messages
     wait from before more changes than are remembered, or beyond a round of the new wheel. What is
-    refused has changed no unit.
+    refused has written nothing.
 
     Raises TargetError when the disk refuses.
     """
     now_ms = timers.store.clock.now_ms()
+    _refuse_rebuild(timers, settings, now_ms)
     place_all(timers, now_ms, lambda: _markers(timers))
     rows, mended = _waiting(timers)
-    _refuse_too_many_widths(timers, rows)
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
-    wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
+    wheel = _new_wheel(timers, settings)
+    _give_slots(rows, timers, wheel, now_ms)
+    write_flags(timers, mended)
+    return _write_rebuilt(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+
+
+def _refuse_rebuild(timers: LiveTimers, settings: WheelSettings, now_ms: int) -> None:
+    """Raise UnsupportedStoreError for a wheel that cannot be rebuilt, before anything is written:
+    the rest of the queue counts with the slots that placing would give.
+    """
+    rows, _ = _waiting(timers)
+    rows = TimerRows.together([rows, _rest_waiting(timers, now_ms)])
+    _refuse_too_many_widths(timers, rows)
+    wheel = _new_wheel(timers, settings)
     _give_slots(rows, timers, wheel, now_ms)
     _refuse_beyond_a_round(timers, rows, wheel)
     far = needs_roll(rows.slot_time_ms, now_ms, wheel.precision_ms, settings.roll_window_slots)
@@ -362,8 +375,24 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
             f"{timers.store.root.path}: messages that are to roll would be delivered early on a"
             f" wheel with finer slots; deliver them first with precision_ms={timers.precision_ms}"
         )
-    write_flags(timers, mended)
-    return _write_rebuilt(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+
+
+def _rest_waiting(timers: LiveTimers, now_ms: int) -> TimerRows:
+    """What waits and has no unit, with the slots that it is to get."""
+    rest = timers.unplaced(EVERYTHING, keys=True)
+    marks = _markers(timers)
+    if len(rest) or len(timers.early):
+        move_to_first_read(timers, now_ms, marks)
+    offsets = rest.rows.commit_log_offset
+    waits = rest.facts.is_fine & ~rest.facts.is_marker & ~np.isin(offsets, timers.done)
+    waits &= ~marks.take_away(offsets, rest.facts)
+    rows = rest.rows.rows(waits)
+    timers.plan(rows, np.ones(len(rows), bool), now_ms)
+    return rows
+
+
+def _new_wheel(timers: LiveTimers, settings: WheelSettings) -> LiveWheel:
+    return LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
 
 
 def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:

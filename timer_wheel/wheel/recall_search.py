@@ -283,7 +283,7 @@ class Search:
             # Of what was over when the wheel got its width nobody wrote down the one before.
             any_ms = np.where(timers.are_waiting(rows), widths_ms, EXACT_MS)
             is_named = self._is_named(rows, facts, any_ms)
-        return fate(log, *places, facts, is_named, timers.older)
+        return fate(log, *places, facts, is_named, timers.older, timers.foreign_until)
 
     def _queued(self) -> Iterator[TimerRows]:
         """Unplaced rows that may be of the topic: new ones, or done before the width was set."""
