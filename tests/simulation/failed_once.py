@@ -18,6 +18,9 @@ FAILED_ONCE: Final = {
     "a-repeating-wheel-loses-what-only-its-hand-tells-of-after-a-loss-of-power": 6_014_158,
     "a-close-of-a-store-in-doubt-counts-as-a-flush": 6_010_908,
     "a-wheel-is-taken-over-by-another-width-after-levels-had-the-store": 5_005_394,
+    "a-rebuild-that-is-refused-has-placed-what-waited": 5_005_594,
+    "a-copy-outlives-the-marker-that-cancelled-it": 5_011_457,
+    "placed-half-a-round-behind-before-a-kill": 5_012_656,
 }
 """What was wrong, and the seed that met it."""
 
@@ -26,6 +29,7 @@ FAILED_ONCE_IN_MOVES: Final = {
     "a-message-that-was-being-moved-may-have-the-handle-of-another": 5_001_863,
     "a-message-that-a-repeating-store-moves-was-delivered-before": 5_004_587,
     "what-is-put-rounds-behind-the-hand-is-parked-where-no-broker-reads": 5_003_367,
+    "a-handle-names-what-another-width-gave-the-same-time": 5_012_531,
 }
 """The same of runs in which messages move."""
 

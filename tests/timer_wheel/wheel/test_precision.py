@@ -25,6 +25,12 @@ def open_store(path: Path, clock: ManualClock, precision_ms: int | None, **how: 
     return WheelStore.open(path, clock=clock, precision_ms=precision_ms, settings=SMALL, **how)
 
 
+def wheel_files(path: Path) -> dict[str, bytes]:
+    """What units, slots and the checkpoint of the wheel are."""
+    files = [*path.glob("timer*/*"), *path.glob("timerwheel"), path / "config" / "timercheck"]
+    return {str(each.relative_to(path)): each.read_bytes() for each in files if each.is_file()}
+
+
 def fill(path: Path, clock: ManualClock, precision_ms: int) -> dict[str, int]:
     """Messages on a wheel of a precision; when each was promised."""
     with open_store(path, clock, precision_ms) as store:
@@ -138,12 +144,22 @@ def test_a_wheel_on_which_nothing_waits_takes_any_precision(
         assert receipt.promised_ms >= START_MS + 70_500
 
 
-def test_a_finer_wheel_is_refused_while_messages_are_to_roll(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_finer_wheel_is_refused_while_messages_are_to_roll(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """Also where they have no unit yet; nothing of the wheel has been written then."""
     clock = ManualClock(START_MS)
-    with open_store(tmp_path, clock, 1000) as store:
-        store.schedule(Message("orders", b"x"), AfterMs(2 * 86_400_000 + 5_000))
+    store = open_store(tmp_path, clock, 1000)
+    store.schedule(Message("orders", b"x"), AfterMs(2 * 86_400_000 + 5_000))
+    if is_killed:
+        store.live.abandon()
+    else:
+        store.close()
+    before = wheel_files(tmp_path)
     with pytest.raises(SourceError, match="to roll"):
         open_store(tmp_path, clock, 100, on_precision_change="rebuild")
+    assert wheel_files(tmp_path) == before
     with open_store(tmp_path, clock, 1000) as store:
         assert len(store.advance(START_MS + 3 * 86_400_000)) == 1
 
