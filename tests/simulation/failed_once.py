@@ -21,6 +21,7 @@ FAILED_ONCE: Final = {
     "a-rebuild-that-is-refused-has-placed-what-waited": 5_005_594,
     "a-copy-outlives-the-marker-that-cancelled-it": 5_011_457,
     "placed-half-a-round-behind-before-a-kill": 5_012_656,
+    "units-are-put-behind-a-hand-that-is-not-on-the-disk": 5_018_242,
 }
 """What was wrong, and the seed that met it."""
 

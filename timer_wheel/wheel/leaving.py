@@ -86,6 +86,7 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
         timers.store.sync_or_break(timers.log.segments.sync)
         timers.files.write_wheel(timers.wheel, timers.log.end)
         timers.store.sync_or_break(timers.files.sync_wheel)
+        timers.save_durably()  # a hand before it would find again what is put behind it
         past_ms = timers.wheel.hand_ms - timers.precision_ms
         put_away(
             timers.log, goes, past_ms, lambda: timers.store.sync_or_break(timers.log.segments.sync)

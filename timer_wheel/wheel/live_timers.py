@@ -439,6 +439,17 @@ class LiveTimers:
         """Write the checkpoint, with this for our own part of it."""
         self.files.save(self.wheel.hand_ms, self.placed_end, own)
 
+    def save_durably(self) -> None:
+        """The same where log and units are on disk and the wheel's file may not be: the hand, and
+        what is done of the slots ahead of it, are known from then on. Raises TargetError.
+        """
+        self.save()
+        own, known = self.state_to_flush(), self.files.checkpoint
+        unsynced = self.files.begin_checkpoint_sync(
+            known.flush_position, own, known.last_queue_offset
+        )
+        self.store.sync_or_break(unsynced.finish)
+
     def state_to_flush(self) -> OwnCheckpoint:
         """What holds now and, once all that was written so far is on disk, holds there."""
         if not len(self.done):

@@ -194,14 +194,8 @@ class WheelStore(TimerStore):
 
     def _make_known(self) -> None:
         """Let the checkpoint say durably what was delivered, before records of it are deleted."""
-        timers = self._timers
-        own = timers.state_to_flush()
-        self.live.sync_or_break(timers.log.segments.sync)
-        known = timers.files.checkpoint  # of the flush, which synced the wheel's file as well
-        unsynced = timers.files.begin_checkpoint_sync(
-            known.flush_position, own, known.last_queue_offset
-        )
-        self.live.sync_or_break(unsynced.finish)
+        self.live.sync_or_break(self._timers.log.segments.sync)
+        self._timers.save_durably()
 
     def _find_next_due(self) -> int | None:
         return next_due_ms(self._timers, self._recall_marks())
