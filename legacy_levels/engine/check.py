@@ -117,6 +117,15 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             " queue what their records say",
             "look for damage to the disk",
         )
+    for level, count in state.mended_entries.items():
+        yield Finding(
+            Severity.WARNING,
+            f"level {level}",
+            f"its queue had {counted(count, *_ENTRIES)} of which the log says that they are others",
+            "a broker delivers one message twice and another not at all; this store has made the"
+            " entries anew from the log",
+            "look for damage to the disk",
+        )
     if state.already_delivered:
         yield Finding(
             Severity.INFO,

@@ -42,7 +42,7 @@ from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.rescheduling import unfinished
 from message_store.reading.consume_queue import Int64Array, UnitArray
-from message_store.writing.dispatch import Dispatcher
+from message_store.writing.dispatch import Dispatcher, mend_astray
 from message_store.writing.queue import LiveQueue
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
@@ -131,7 +131,7 @@ class LevelState:
     ``already_delivered`` is how much of what the offsets say waits was delivered before a kill,
     ``to_repeat`` the queue offsets of that where it will be delivered again. ``left_alone`` are
     levels that the table does not have, ``corrected_due_times`` how many of each level were not
-    those of their records.
+    those of their records, ``mended_entries`` how many entries led to the records of others.
     """
 
     live: LiveStore
@@ -147,6 +147,7 @@ class LevelState:
     to_repeat: dict[int, Int64Array] = attrs.field(factory=dict)
     left_alone: dict[int, LevelCursor] = attrs.field(factory=dict)
     corrected_due_times: dict[int, int] = attrs.field(factory=dict)
+    mended_entries: dict[int, int] = attrs.field(factory=dict)
     _runs: dict[int, DueRuns] = attrs.field(factory=dict)
 
     @property
@@ -158,7 +159,12 @@ class LevelState:
     def has_new_entries(self) -> bool:
         """Whether the opening made entries of queues from the log, where others may have been."""
         recovery = self.live.recovery
-        return bool(recovery.dispatched or recovery.repaired or self.losses.brought_back)
+        return bool(
+            recovery.dispatched
+            or recovery.repaired
+            or self.losses.brought_back
+            or self.mended_entries
+        )
 
     def queue(self, level: int) -> LiveQueue:
         """The queue of a level."""
@@ -243,6 +249,10 @@ def open_levels(
         state.cursors[level] = cursor_of(level)
         if not live.was_clean:
             finish_half_neutral(live, state.cursors[level])
+        cursor, queues = state.cursors[level], live.queues
+        if made := mend_astray(live.log, queues, live.levels, state.queue(level), cursor.head):
+            state.mended_entries[level] = made
+            cursor.rescan()
         if corrected := repair_due_times(live, state.cursors[level]):
             state.corrected_due_times[level] = corrected
     for level in sorted(beyond):

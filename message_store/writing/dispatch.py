@@ -11,12 +11,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
-from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.format.message_rules import is_topic_name
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, QUEUE_UNIT
 from message_store.format.record_layout import (
@@ -240,7 +240,7 @@ class Dispatcher:
                 is_wanted[:, : QUEUE_UNIT.offset_of("tags_code")].all(axis=1) & is_due_at_once
             )
         is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
-        is_lost = self._leads_nowhere(stored) & ~is_part
+        is_lost = self._leads_astray(queue, places, stored, ~is_part & ~is_whole)
         for row in np.flatnonzero((is_part | is_lost) & ~is_whole).tolist():
             # Half neutralised: finish it, because nobody was told that it was not.
             # A byte that is zero may be one that was never written.
@@ -263,11 +263,69 @@ class Dispatcher:
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self.repaired += 1
 
-    def _leads_nowhere(self, stored: UnitArray) -> NDArray[np.bool_]:
-        """Which entries were damaged, so that no record of their size begins where they lead."""
+    def _leads_astray(
+        self, queue: LiveQueue, places: Int64s, stored: UnitArray, asked: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Which of the entries asked for were damaged: where they lead begins no record of their
+        size, or one that names another place in a queue.
+        """
         offsets = stored["commit_log_offset"].astype(np.int64)
         sizes = stored["size_bytes"].astype(np.int64)
-        return np.asarray(self._log.store_times_ms(offsets, sizes) == NO_TIME)
+        is_it = asked & (self._log.store_times_ms(offsets, sizes) == NO_TIME)
+        for row in np.flatnonzero(asked & ~is_it).tolist():
+            try:
+                record = self._log.record(int(offsets[row]), int(sizes[row]))
+            except FormatError:
+                continue
+            own = queue.topic, queue.queue_id, int(places[row])
+            is_it[row] = (record.topic, record.queue_id, record.queue_offset) != own
+        return np.asarray(is_it)
+
+
+def mend_astray(
+    log: LiveLog, queues: QueueSet, levels: DelayLevels, queue: LiveQueue, first: int
+) -> int:
+    """Make entries from a queue offset on anew that lead to the records of others, or to none, as
+    far as that shows: a queue's entries lead ever farther into the log. Returns how many.
+    """
+    stretch = _out_of_order(queue, max(first, queue.min_offset))
+    if stretch is None:
+        return 0
+    start, end = stretch
+    dispatcher = Dispatcher(log, queues, levels)
+    own = {(queue.topic, queue.queue_id)}
+    dispatcher.run(max(start, log.min_offset), min(end, log.end), only=own)
+    return dispatcher.repaired
+
+
+_UNITS_AT_ONCE = 1 << 20
+
+
+def _log_offsets(queue: LiveQueue, first: int) -> Iterator[Int64s]:
+    """Where the entries from a queue offset on lead, in pieces of which each begins with the last
+    of the one before.
+    """
+    while first < queue.max_offset:
+        units = queue.units(first, min(first + _UNITS_AT_ONCE, queue.max_offset))
+        yield units["commit_log_offset"].astype(np.int64)
+        first += max(len(units) - 1, 1)
+        if first == queue.max_offset - 1:
+            return
+
+
+def _out_of_order(queue: LiveQueue, first: int) -> tuple[int, int] | None:
+    """From where to where in the log those records lie whose entries do not lead farther than all
+    before them and less far than all behind; None where all do.
+    """
+    first = max(first - 1, queue.min_offset)
+    if all((piece[1:] > piece[:-1]).all() for piece in _log_offsets(queue, first)):
+        return None
+    offsets = queue.units(first, queue.max_offset)["commit_log_offset"].astype(np.int64)
+    highest = np.maximum.accumulate(np.append(-1, offsets))[:-1]
+    lowest = np.minimum.accumulate(np.append(offsets, LONG_MAX)[::-1])[::-1][1:]
+    odd = np.flatnonzero((offsets <= highest) | (offsets >= lowest))
+    before, behind = offsets[: odd[0]], offsets[odd[-1] + 1 :]
+    return int(before[-1]) if len(before) else 0, int(behind[0]) if len(behind) else LONG_MAX
 
 
 def _can_be_torn(queue: LiveQueue, queue_offset: int) -> bool:

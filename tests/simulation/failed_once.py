@@ -22,6 +22,8 @@ FAILED_ONCE: Final = {
     "a-copy-outlives-the-marker-that-cancelled-it": 5_011_457,
     "placed-half-a-round-behind-before-a-kill": 5_012_656,
     "units-are-put-behind-a-hand-that-is-not-on-the-disk": 5_018_242,
+    "a-repeated-delivery-was-cancelled-beside-others": 5_020_369,
+    "an-entry-leads-to-the-record-of-another": 5_022_093,
 }
 """What was wrong, and the seed that met it."""
 

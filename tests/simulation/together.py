@@ -202,7 +202,8 @@ class Together:
         asked = self._account.cancel(life, by_receipt=by_receipt)
         answer = self._world.store.cancel(life.receipt if by_receipt else life.receipt.handle)
         self._wrong += self._account.cancelled(asked, answer, forgets=self._world.forgets)
-        if answer is Cancellation.CANCELLED and len(asked.meant) == 1 and not asked.near:
+        is_it = answer is Cancellation.CANCELLED and len(asked.meant) == 1 and not asked.near
+        if is_it and not self._account.is_repeating:
             life.become({CANCELLED})  # it was pending, and whoever delivers comes too late
 
     def _advance(self) -> None:

@@ -24,6 +24,7 @@ from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import SegmentReader, list_segments, require_appendable
 from message_store.format.properties import TIMER_TOPIC
 from message_store.intake.rescheduling import unfinished
+from message_store.writing.dispatch import mend_astray
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
@@ -258,6 +259,9 @@ def _from_timer_log(
     )
     files.compare(wheel, file, log.end)
     timers.resume_at(resume(timers.queue, log, store))
+    timers.count_mended(
+        mend_astray(store.log, store.queues, store.levels, timers.queue, timers.placed_end)
+    )
     return timers
 
 
