@@ -20,6 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from compare.report.results import EngineResult, Lateness, LatenessCurve, RaceResults, Round
 from compare.report.verdict import (
     NOTHING,
+    how_judged,
     opening_rows,
     put_how,
     same_speed,
@@ -32,6 +33,8 @@ from message_store.base.printable import duration, iso_time, size
 from message_store.files.small_files import replace_file
 
 TEMPLATE = "race_report.html.jinja"
+_OF_EACH_ROUND = {("lateness_after_promise_ms", "p999"): "after_promise_p999_ms"}
+"""The latenesses that a round keeps."""
 _SHARES = (("p50", "half"), ("p99", "99 %"), ("p999", "99.9 %"), ("max", "the latest"))
 
 
@@ -64,6 +67,7 @@ def render_report(results: RaceResults) -> str:
         race=results,
         sentences=[text[:1].upper() + text[1:] for text in verdict(results)],
         when_due=when_due(results.workload),
+        how_judged=how_judged(results),
         ran=ran,
         rows=list(_rows(ran, put_how(results))),
         faults=any(engine.faults for engine in ran),
@@ -137,7 +141,11 @@ def _lateness(ran: Sequence[EngineResult], title: str, field: str, name: str) ->
     values: list[Any] = [None if each is None else getattr(each, name) for each in lateness]
     best = _best(ran, values, min, lambda first, other: same_time(values[first], values[other]))
     cells = [
-        Cell(NOTHING if value is None else duration(value), is_best=number in best)
+        Cell(
+            NOTHING if value is None else duration(value),
+            _range(ran[number].rounds, _OF_EACH_ROUND.get((field, name), ""), duration),
+            is_best=number in best,
+        )
         for number, value in enumerate(values)
     ]
     return Row(title, "", tuple(cells))
@@ -172,7 +180,7 @@ def _costs(
 
 
 def _range(rounds: Sequence[Round], name: str, text: Callable[[float], str]) -> str:
-    values = [value for each_round in rounds if (value := getattr(each_round, name)) is not None]
+    values = [value for each in rounds if (value := getattr(each, name, None)) is not None]
     if len(values) < 2 or text(min(values)) == text(max(values)):
         return ""
     return f"{text(min(values))} – {text(max(values))}"

@@ -64,7 +64,7 @@ class WheelSettings:
         congest_num_each_slot: int = INT_MAX,
         snapshots: bool = False,
     ) -> "WheelSettings":
-        """The settings of a stock broker, `5.3.3`, `5.4.0`, `5.5.0` or `5.5.1`: the one name for "as
+        """The settings of a stock broker of 5.3.3, 5.4.0, 5.5.0 or 5.5.1: the one name for "as
         a broker does it". The others are what its configuration may have otherwise.
 
         Give the store ``StoreSettings(repeat_after_kill=True)`` and the dialect of that version as

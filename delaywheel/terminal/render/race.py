@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from compare.report.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.report.verdict import opening_rows, put_how, verdict, when_due
+from compare.report.verdict import how_judged, opening_rows, put_how, verdict, when_due
 from delaywheel.terminal.render.text import add_row, new_table
 from message_store.base.printable import counted, duration, iso_time, size
 from message_store.format.delay_levels import format_delay
@@ -32,6 +32,8 @@ def head_lines(results: RaceResults) -> Iterator[str]:
         f"{facts.name}{source}: {counted(facts.messages, 'message')} of {size(facts.body_bytes)},"
         f" put {pace}, {when_due(facts, _span)}; {results.clock} clock, seed {facts.seed}"
     )
+    if judged := how_judged(results):
+        yield judged
 
 
 def _span(length_ms: int) -> str:

@@ -175,15 +175,19 @@ def test_every_engine_is_once_first_and_a_warming_round_is_kept_but_not_judged(
             return super().run(*given)
 
     monkeypatch.setattr("tests.compare.races.Here", Noted)
+    monkeypatch.setattr("compare.running.race.prewarm", lambda _bytes: ran.append("warm"))
+    facts = {"load before": "0.5", "cores": "2"}
+    monkeypatch.setattr("compare.running.race.machine_facts", lambda: ran.append("facts") or facts)
     results = race(
         small("burst"),
         engines("levels", "wheel"),
         tmp_path,
         repeat=1,
         warming=1,
-        before_each=lambda: ran.append("warm"),
     )
-    assert ran == ["warm", "levels-1", "warm", "wheel-1", "warm", "wheel-2", "warm", "levels-2"]
+    each_run = ("levels-1", "wheel-1", "wheel-2", "levels-2")
+    assert ran == ["facts", *(each for run in each_run for each in ("warm", run))]
+    assert results.machine == facts
     for engine in results.engines:
         assert (len(engine.warming_rounds), len(engine.rounds)) == (1, 1)
         assert engine.put_per_second == engine.rounds[0].put_per_second
