@@ -177,7 +177,12 @@ def test_every_engine_is_once_first_and_a_warming_round_is_kept_but_not_judged(
     monkeypatch.setattr("tests.compare.races.Here", Noted)
     monkeypatch.setattr("compare.running.race.prewarm", lambda _bytes: ran.append("warm"))
     facts = {"load before": "0.5", "cores": "2"}
-    monkeypatch.setattr("compare.running.race.machine_facts", lambda: ran.append("facts") or facts)
+
+    def looked_at() -> dict[str, str]:
+        ran.append("facts")
+        return facts
+
+    monkeypatch.setattr("compare.running.race.machine_facts", looked_at)
     results = race(
         small("burst"),
         engines("levels", "wheel"),
