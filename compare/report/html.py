@@ -112,7 +112,9 @@ def _rows(ran: Sequence[EngineResult], how: str) -> Iterator[Row]:
         yield _mistakes(ran, title, name)
     if any(engine.not_taken for engine in ran):
         refused = [Cell(f"{engine.not_taken:,}") for engine in ran]
-        yield Row("not taken", "due later than it can keep", tuple(refused))
+        failed = any(engine.put_failures for engine in ran)
+        why = "refused, some of them for load" if failed else "due later than it can keep"
+        yield Row("not taken", why, tuple(refused))
     yield _costs(ran, "processor", "of one core", "cpu_percent", lambda value: f"{value:,.0f} %")
     yield _costs(ran, "memory", "at most, mapped files too", "peak_memory_bytes", size)
     private = tuple(Cell(size(engine.peak_private_bytes)) for engine in ran)

@@ -227,6 +227,23 @@ def test_beside_rocketmq_s_engines_ours_put_one_by_one(tmp_path: Path) -> None:
     assert beside.is_right
 
 
+def of_own_table(workload: Workload) -> Workload:
+    """The messages with the levels 1 and 2 of a table of its own, `2s 3s ...`."""
+    level = np.arange(len(workload)) % 2 + 1
+    return attrs.evolve(workload, level=level, due_ms=workload.arrival_ms + (level + 1) * 1_000)
+
+
+def test_levels_of_a_table_of_its_own_are_raced_by_that_table(tmp_path: Path) -> None:
+    workload = of_own_table(small("burst"))
+    assert (workload.level_table() or "").startswith("2s 3s 10s ")
+    results = race(workload, engines("levels", "reference-levels"), tmp_path)
+    assert results.is_right
+    for engine in results.engines:
+        assert engine.delivered == 200
+        assert engine.lateness_ms is not None
+        assert engine.lateness_ms.max == 0, engine.name
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_stores_stay_only_where_they_are_kept(tmp_path: Path, keeps: bool) -> None:
     race(small("burst"), engines("levels"), tmp_path, keeps_stores=keeps)
