@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines and conversions should reach, and what RocketMQ's own engines reached."""
+"""What engines and conversions should reach."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,11 @@ import attrs
 
 @attrs.frozen
 class Bar:
-    """A limit: at least, or at most where it is a ceiling; of the median, or in any round.
-
-    ``java`` is what RocketMQ's own engine reached on such a machine, in one process and warm.
-    """
+    """A limit: at least, or at most where it is a ceiling; of the median, or in any round."""
 
     limit: float
     is_ceiling: bool = False
     in_any_round: bool = False
-    java: str = ""
 
     def judged(self, values: Sequence[float]) -> float:
         """The one of all rounds' values that counts."""
@@ -59,22 +55,22 @@ IN_PROCESS_S = 1.5
 """``convert --in-process`` of the sample, from the shell, with kernels compiled."""
 
 THOUSANDS_A_SECOND = {
-    "schedule": Bar(120, java="102–190"),
+    "schedule": Bar(120),
     "schedule_batch": Bar(1_500),
-    "burst": Bar(1_000, java="118"),
-    "one level": Bar(800, in_any_round=True, java="198"),
-    "all levels": Bar(800, in_any_round=True, java="170"),
+    "burst": Bar(1_000),
+    "one level": Bar(800, in_any_round=True),
+    "all levels": Bar(800, in_any_round=True),
 }
 """That of the burst is half a second for 500,000."""
 
 LATENESS_MS: Mapping[tuple[int, int], tuple[tuple[str, str, Bar], ...]] = {
     (14_000, 1_000): (
         ("seen - promised", "99.9", Bar(60, is_ceiling=True)),
-        ("seen - due", "99.9", Bar(1_060, is_ceiling=True, java="1,218")),
+        ("seen - due", "99.9", Bar(1_060, is_ceiling=True)),
     ),
     (14_000, 100): (
-        ("seen - due", "50", Bar(70, is_ceiling=True, java="61 at 5,000/s")),
-        ("seen - due", "99.9", Bar(130, is_ceiling=True, java="127 at 5,000/s")),
+        ("seen - due", "50", Bar(70, is_ceiling=True)),
+        ("seen - due", "99.9", Bar(130, is_ceiling=True)),
     ),
     (50_000, 1_000): (("seen - promised", "99.9", Bar(100, is_ceiling=True)),),
 }
@@ -82,8 +78,8 @@ LATENESS_MS: Mapping[tuple[int, int], tuple[tuple[str, str, Bar], ...]] = {
 
 OPENED_MESSAGES = 10_000_000
 OPENING_S = {
-    "clean": Bar(1, is_ceiling=True, java="2.6 with 1 million"),
-    "killed": Bar(3, is_ceiling=True, java="3.1 with 1 million"),
+    "clean": Bar(1, is_ceiling=True),
+    "killed": Bar(3, is_ceiling=True),
 }
 """Of so many messages that wait."""
 

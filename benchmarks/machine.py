@@ -21,9 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from compare.report.results import is_busy
+from compare.running.work_files import prewarm as prewarm
+
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("numpy", "numba", "pyarrow", "pyspark")
-_PAGE = 4096
 _NUMBERS = re.compile(r"\[[-+.\de,\s]+\]")
 """A list of nothing else stands on one line."""
 _DIRECT_BYTES = 1 << 20
@@ -97,15 +99,13 @@ def memory_bytes(name: str) -> int:
     return 0
 
 
-def prewarm(wanted_bytes: int = 5 << 30) -> None:
-    """Touch memory and give it back: on a virtual machine a page that the host must still provide
-    costs three to five times as much as one that was used before. Some hosts take back what is free
-    within a second, and to touch a GiB costs one: no more than is going to be used.
+def settle(patience_s: float = 90.0) -> None:
+    """Wait, at most so long, until the load of what ran just now has gone: else the next run would
+    be marked as one on a busy machine.
     """
-    size = min(wanted_bytes, memory_bytes("MemFree") * 9 // 10) // _PAGE * _PAGE
-    with mmap.mmap(-1, max(_PAGE, size)) as block:
-        for place in range(0, len(block), _PAGE):
-            block[place] = 1
+    until_s, cores = time.monotonic() + patience_s, str(len(os.sched_getaffinity(0)))
+    while is_busy(f"{os.getloadavg()[0]:.1f}", cores) and time.monotonic() < until_s:
+        time.sleep(1)
 
 
 def descendants(root: int) -> list[int]:

@@ -13,14 +13,13 @@ import itertools
 import statistics
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from benchmarks.machine import RESULTS, Telling, facts, keeping, prewarm, tell
+from benchmarks.machine import RESULTS, Telling, facts, keeping, settle, tell
 from compare.report.results import EngineResult, RaceResults
 from compare.running.observation import RaceSettings
 from compare.running.race import Race, run_race
@@ -38,7 +37,6 @@ class Event:
     name: str
     workload: Workload
     engines: tuple[str, ...]
-    rounds: int
     precision_ms: int = 1_000
 
 
@@ -47,7 +45,7 @@ def events(options: argparse.Namespace) -> list[Event]:
     burst = Recipe(messages=options.burst, delay_max_ms=options.burst_after_ms)
     wheels, levels = ("wheel", "java-wheel"), ("levels", "java-levels")
     found = [
-        Event(name + how, workload, engines[:count], options.rounds)
+        Event(name + how, workload, engines[:count])
         for name, workload, engines in (
             ("levels", short_levels(options.levels), levels),
             ("burst", make_workload("burst", burst), wheels),
@@ -62,7 +60,7 @@ def events(options: argparse.Namespace) -> list[Event]:
             delay_max_ms=options.longest_delay_ms,
         )
         name = f"steady, {rate:,}/s, precision {precision_ms}"
-        found.append(Event(name, make_workload("uniform", steady), wheels, 1, precision_ms))
+        found.append(Event(name, make_workload("uniform", steady), wheels, precision_ms))
     return [event for event in found if event.name.split(",")[0] in options.events]
 
 
@@ -74,18 +72,16 @@ def short_levels(count: int) -> Workload:
     return attrs.evolve(workload, level=level, due_ms=workload.arrival_ms + delays_ms)
 
 
-def run(event: Event, directory: Path) -> RaceResults:
+def run(event: Event, rounds: int, directory: Path) -> RaceResults:
     """One race, with one round before those that are judged."""
-    written = 2 * int(event.workload.body_bytes.sum())  # a message is stored, and then delivered
     with tempfile.TemporaryDirectory(dir=directory) as name:
         race = Race(
             workload=event.workload,
             engines=event.engines,
             settings=RaceSettings(clock="wall", precision_ms=event.precision_ms),
             directory=Path(name),
-            repeat=event.rounds,
+            repeat=rounds,
             warming=1,
-            before_each=partial(prewarm, written),
         )
         return run_race(race, Telling())
 
@@ -138,15 +134,16 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     names = ("levels", "burst", "steady")
     parser.add_argument("--events", nargs="+", choices=names, default=list(names))
-    parser.add_argument("--rounds", type=int, default=3, help="that are judged, of the short races")
+    parser.add_argument("--rounds", type=int, default=3, help="that are judged, of each race")
     parser.add_argument("--burst", type=int, default=500_000)
     parser.add_argument("--burst-after-ms", type=int, default=20_000)
     parser.add_argument("--levels", type=int, default=200_000)
     parser.add_argument("--rates", type=int, nargs="+", default=[14_000, 50_000])
-    parser.add_argument("--steady-s", type=float, default=40)
-    parser.add_argument("--longest-delay-ms", type=int, default=20_000)
+    parser.add_argument("--steady-s", type=float, default=12, help="of each round")
+    parser.add_argument("--longest-delay-ms", type=int, default=8_000)
     parser.add_argument("--directory", type=Path, help="where to work; needs 5 GB")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="race", help="of the result file")
     return parser.parse_args()
 
 
@@ -159,10 +156,11 @@ def main() -> None:
             "rounds": options.rounds,
             "events": {},
         }
-        with keeping("race", measured, options.results):
+        with keeping(options.name, measured, options.results):
             for event in events(options):
+                settle()
                 tell(event.name)
-                results = run(event, Path(name))
+                results = run(event, options.rounds, Path(name))
                 found = ratios({each.name: each for each in results.engines})
                 measured["events"][event.name] = figures(results) | {"ratios": found}
 

@@ -99,7 +99,7 @@ def whole_results() -> dict[str, Any]:
         "memory": {"runs": [{"messages": 50_000_000, "driver_bytes_before": 1e8,
                              "driver_private_bytes": 5e8, "worker_private_bytes": 2e8}]},
         "power": {"runs": [{"batch": batch, "messages a second": power} for batch in POWER_SAFE]},
-        "race": {"events": {"burst": burst}},
+        "race": {"events": {"burst": burst}, "facts": {"cores": "2"}},
         "groups": {"messages": 100_000,
                    "engines": {name: {what: [acknowledged] for what in ACKNOWLEDGED}
                                for name in ("levels", "wheel", "hierarchy")}},
@@ -126,13 +126,14 @@ def peers_results() -> dict[str, Any]:
 
 def with_facts(results: Mapping[str, Any]) -> dict[str, Any]:
     names = ("date", "cpu", "memory", "file system", "load before")
-    facts = {**dict.fromkeys(names, "x"), "cores": "2"}
+    facts = {**dict.fromkeys(names, "x"), "cores": "2", "load before": "1.5"}
     return {name: {**told, "facts": facts} for name, told in results.items()}
 
 
 def test_a_race_says_that_its_machine_was_busy_and_how_the_worst_round_was() -> None:
     shown = PARTS["race"](whole_results())
     assert "| burst (on a busy machine, load 1.5) | wheel |" in shown
+    assert "| 1.5, **busy** |" in machine_table(with_facts(whole_results()))
     assert "drained 9.50 × (worst pair 7.25 ×)" in shown
 
 
@@ -215,9 +216,9 @@ def test_a_smaller_run_is_held_against_no_bar(name: str, change: dict[str, Any],
 
 
 def test_several_rounds_show_how_far_they_lie_apart() -> None:
-    bar = Bar(10, is_ceiling=True, java="12")
+    bar = Bar(10, is_ceiling=True)
     row = BarRow("x", bar, "s", lambda results: [4.0, 8.0, 5.0])
-    assert row.cells({}) == ("x", "≤ 10 s", "5 (4–8) s", "met, 2.00 ×", "12")
+    assert row.cells({}) == ("x", "≤ 10 s", "5 (4–8) s", "met, 2.00 ×")
 
 
 def test_a_bar_for_any_round_is_held_against_the_worst() -> None:

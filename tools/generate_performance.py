@@ -16,6 +16,7 @@ from benchmarks import waiting
 from benchmarks.bars import PLAIN
 from benchmarks.machine import RESULTS, spread, table
 from benchmarks.race_sample import SAMPLE
+from compare.report.results import is_busy
 from tools.on_paper import paper_table
 from tools.peer_tables import absent_table, kills_table, lateness_table, rates_table
 from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
@@ -23,14 +24,13 @@ from tools.race_sample import SAMPLE_PAGE, sample_page
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 PAGES = (PERFORMANCE_PAGE, PERFORMANCE_PAGE.with_name("MIGRATING.md"))
+RACES = ("race", "race-steady")
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
-          "shapes", "fleet", "memory", "power", "race", SAMPLE, "groups",
+          "shapes", "fleet", "memory", "power", *RACES, SAMPLE, "groups",
           "peers")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
-_BUSY_LOAD = 1.0
-"""More than half of the two cores on which the benchmarks are run."""
 
 
 def read_results(directory: Path = RESULTS) -> Results:
@@ -49,8 +49,8 @@ def read_results(directory: Path = RESULTS) -> Results:
 def race_tables(results: Results) -> str:
     """Ours beside RocketMQ's own, a row an engine and race."""
     rows: list[Sequence[str]] = []
-    for name, event in results.get("race", {}).get("events", {}).items():
-        if float(event["load before"]) > _BUSY_LOAD:
+    for name, event, cores in _race_events(results):
+        if is_busy(event["load before"], cores):
             name += f" (on a busy machine, load {event['load before']})"
         for engine, told in event["engines"].items():
             rows.append((name, engine, *_race_row(told)))
@@ -66,6 +66,16 @@ def race_tables(results: Results) -> str:
     return table(head, rows) if rows else f"The race was {NOT_MEASURED}."
 
 
+def _race_events(results: Results) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """All races of the files, the last of those of one name, and how many cores each had."""
+    found = {
+        name: (name, event, results[file]["facts"]["cores"])
+        for file in RACES
+        for name, event in results.get(file, {}).get("events", {}).items()
+    }
+    yield from found.values()
+
+
 def _race_row(told: Mapping[str, Any]) -> Iterator[str]:
     if why := told.get("unavailable"):
         yield from (why, *[""] * 5)
@@ -73,8 +83,12 @@ def _race_row(told: Mapping[str, Any]) -> Iterator[str]:
     for name in ("put_per_second", "drain_per_second"):
         rounds = [each[name] / _KILO for each in told["rounds"] if each[name] is not None]
         yield spread(rounds, 0) if rounds else "–"
-    for late in (told["lateness_ms"], told["lateness_after_promise_ms"]):
-        yield "–" if late is None else f"{late['p50']:,.0f} / {late['p999']:,.0f}"
+    for late, each_round in (
+        (told["lateness_ms"], ""),
+        (told["lateness_after_promise_ms"], "after_promise_p999_ms"),
+    ):
+        p999 = [value for each in told["rounds"] if (value := each.get(each_round)) is not None]
+        yield "–" if late is None else f"{late['p50']:,.0f} / {spread(p999 or [late['p999']], 0)}"
     yield f"{told['early'] + told['missing'] + told['duplicates']:,}"
     yield spread([each["cpu_percent"] for each in told["rounds"]], 0)
 
@@ -315,12 +329,17 @@ def machine_table(results: Results) -> str:
         (
             f"[{name}](../benchmarks/results/{name}.json)",
             _what_was_run(told),
-            *(told["facts"].get(each, "–") for each in names),
+            *(_fact(told["facts"], each) for each in names),
         )
         for name, told in results.items()
     ]
     head = ("benchmark", "what was run", *names)
     return table(head, rows) if rows else "Nothing was measured."
+
+
+def _fact(facts: Mapping[str, str], name: str) -> str:
+    said = facts.get(name, "–")
+    return f"{said}, **busy**" if name == "load before" and is_busy(said, facts["cores"]) else said
 
 
 def _what_was_run(told: Mapping[str, Any]) -> str:

@@ -49,8 +49,8 @@ class BarRow:
     read: _Read
     digits: int = 0
 
-    def cells(self, results: Results) -> tuple[str, str, str, str, str]:
-        """What, the bar, what was reached, by how much, RocketMQ's own."""
+    def cells(self, results: Results) -> tuple[str, str, str, str]:
+        """What, the bar, what was reached, by how much."""
         sign = "≤" if self.bar.is_ceiling else "≥"
         asked = f"{sign} {self.bar.limit:,.{self.digits}f} {self.unit}"
         if self.bar.in_any_round:
@@ -60,9 +60,9 @@ class BarRow:
         except (KeyError, StopIteration):
             values = ()
         if not values:
-            return (self.what, asked, NOT_MEASURED, "", self.bar.java)
+            return (self.what, asked, NOT_MEASURED, "")
         reached = f"{spread(values, self.digits)} {self.unit}"
-        return (self.what, asked, reached, self._verdict(values), self.bar.java)
+        return (self.what, asked, reached, self._verdict(values))
 
     def _verdict(self, values: Sequence[float]) -> str:
         judged = self.bar.judged(values)
@@ -76,7 +76,7 @@ class BarRow:
 
 def bars_table(results: Results) -> str:
     """Every bar and what was reached."""
-    head = ("what", "bar", "here: median (least–most)", "bar and figure", "RocketMQ's own")
+    head = ("what", "bar", "here: median (least–most)", "bar and figure")
     return table(head, (row.cells(results) for row in BARS))
 
 
@@ -222,8 +222,8 @@ def _acknowledged(what: str, engine: str) -> _Read:
 # --- the bars -------------------------------------------------------------------------------------
 
 
-def _ceiling(limit: float, java: str = "") -> Bar:
-    return Bar(limit, is_ceiling=True, java=java)
+def _ceiling(limit: float) -> Bar:
+    return Bar(limit, is_ceiling=True)
 
 
 def _lateness_rows() -> Iterator[BarRow]:
@@ -239,7 +239,7 @@ def _lateness_rows() -> Iterator[BarRow]:
 _SPEED = THOUSANDS_A_SECOND
 _BATCH = attrs.evolve(_SPEED["schedule_batch"], limit=_SPEED["schedule_batch"].limit / _KILO)
 _BURST_MESSAGES = 500_000
-_BURST = _ceiling(_BURST_MESSAGES / _KILO / _SPEED["burst"].limit, "4.3")
+_BURST = _ceiling(_BURST_MESSAGES / _KILO / _SPEED["burst"].limit)
 BARS = (
     BarRow("conversion of 4 million / `cp` + `sync` of the same log", _ceiling(BAR_RATIO), "×",
            _conversion, 2),
@@ -276,7 +276,7 @@ BARS = (
     BarRow("opening a wheel of 10 million, clean", OPENING_S["clean"], "s", _opened("clean"), 2),
     BarRow("opening it after a kill", OPENING_S["killed"], "s", _opened("killed"), 2),
     BarRow("bytes on disk a waiting message, besides record and wheel",
-           _ceiling(72.4, "the same, + 80 of key index"), "bytes", _bytes_besides, 1),
+           _ceiling(72.4), "bytes", _bytes_besides, 1),
     BarRow("`delaywheel --help`", _ceiling(0.5), "s", _started("help", "s"), 2),
     BarRow("silence of a first run that compiles", _ceiling(4), "s",
            _started("first", "first word s"), 2),

@@ -2,9 +2,7 @@
 """What the two engines do in a second: schedule, deliver, keep up, open.
 
 Rounds are in turns, engine by engine, after one that is thrown away, and printed apart. A drain is
-held beside writing the same bytes into a new file in the same round. The bars are those that the
-project set itself; the figures beside them are RocketMQ's own engines' on such a machine, in one
-process and warm, and were not measured in this run.
+held beside writing the same bytes into a new file in the same round.
 """
 
 import argparse

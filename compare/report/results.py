@@ -238,6 +238,11 @@ class FirstDifference:
     engines: Mapping[str, MessageTimes]
 
 
+def is_busy(load: str, cores: str) -> bool:
+    """Whether other work had more than half of a machine; both as its facts have them."""
+    return float(load) > float(cores) / 2
+
+
 @attrs.frozen(kw_only=True)
 class RaceResults:
     """A whole race. ``clock`` is "virtual" or "wall"; ``engines`` in the order asked for.
@@ -256,8 +261,8 @@ class RaceResults:
     @property
     def busy_load(self) -> float | None:
         """The load of the machine before the race, where other work had more than half of it."""
-        load, cores = (float(self.machine.get(name, 0)) for name in ("load before", "cores"))
-        return load if load > cores / 2 else None
+        load, cores = (self.machine.get(name, "0") for name in ("load before", "cores"))
+        return float(load) if is_busy(load, cores) else None
 
     @property
     def is_right(self) -> bool:

@@ -273,6 +273,17 @@ def put_how(results: RaceResults) -> str:
     return "one by one" if results.puts_one_by_one else "in batches"
 
 
+def how_judged(results: RaceResults) -> str:
+    """What counts, where engines ran several times; nothing where each ran once."""
+    ran = next((engine for engine in results.engines if len(engine.rounds) > 1), None)
+    if ran is None:
+        return ""
+    thrown_away = len(ran.warming_rounds)
+    before = counted(thrown_away, "round before them is", "rounds before them are")
+    judged = f"{len(ran.rounds)} rounds in turns, judged by the median and the worst"
+    return f"{judged}; {before} kept and not judged" if thrown_away else judged
+
+
 def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> str:
     """How long after their arrival messages are due, and how many should have come before."""
     span = span or duration

@@ -3,7 +3,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from compare.running.observation import Observation, RaceSettings
 from compare.running.work_files import (
     WORKLOAD_FILE,
     free_bytes,
+    prewarm,
     processor_name,
     remove,
     store_bytes,
@@ -82,8 +83,8 @@ def no_progress(_stage: str, _done: int, _total: int) -> None:
 class Race:
     """What to run. With ``keeps_stores`` the stores stay in ``directory``.
 
-    ``repeat`` rounds are judged; ``warming`` rounds before them are kept, but not judged.
-    ``before_each`` is called before each run of an engine.
+    ``repeat`` rounds are judged; ``warming`` rounds before them are kept, but not judged. Where
+    there are such, memory is warmed before each run of an engine, too.
     """
 
     workload: Workload
@@ -94,7 +95,6 @@ class Race:
     warming: int = 0
     keeps_stores: bool = False
     command: str = ""
-    before_each: Callable[[], None] = lambda: None
 
     @property
     def rounds(self) -> int:
@@ -122,7 +122,7 @@ def run_race(
     Raises TargetError where the disk has no room or refuses, SourceError where it cannot be read.
     """
     require_room(race, entrants)
-    workload_file = race.directory / WORKLOAD_FILE
+    workload_file, machine = race.directory / WORKLOAD_FILE, machine_facts()
     running = _RunningRace(race, entrants, progress)
     try:
         write_workload(workload_file, race.workload)
@@ -130,7 +130,8 @@ def run_race(
             for name in race.order(number):
                 if name not in running.absent:
                     store = race.directory / (name if race.rounds == 1 else f"{name}-{number + 1}")
-                    race.before_each()
+                    if race.warming:  # each message is stored, and then delivered
+                        prewarm(2 * int(race.workload.body_bytes.sum()))
                     running.run(name, workload_file, store)
     finally:
         remove(workload_file)
@@ -145,7 +146,7 @@ def run_race(
             with_times=race.settings.clock == "virtual",
         ),
         precision_ms=race.settings.precision_ms,
-        machine=machine_facts(),
+        machine=machine,
         command=race.command,
         puts_one_by_one=race.puts_one_by_one,
     )

@@ -59,6 +59,15 @@ def test_the_json_has_the_keys_that_others_rely_on() -> None:
 
 
 @pytest.mark.usefixtures("_here")
+def test_of_several_rounds_a_first_one_is_told_and_does_not_count() -> None:
+    ended = small("--workload", "burst", "--engines", "memory", "--repeat", "2", "--json")
+    facts = json.loads(ended.stdout)["engines"]["memory"]
+    assert [len(facts[name]) for name in ("warming_rounds", "rounds")] == [1, 2]
+    text = small("--workload", "burst", "--engines", "memory", "--repeat", "2").stdout
+    assert "2 rounds in turns, judged by the median and the worst; 1 round before them" in text
+
+
+@pytest.mark.usefixtures("_here")
 def test_the_answer_comes_first_and_then_a_column_an_engine() -> None:
     ended = small("--workload", "uniform", "--engines", "levels,wheel")
     first, *lines = ended.stdout.splitlines()

@@ -23,7 +23,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import LEVEL_TOPIC
 from tests.independent.raw_files import commit_log_records, read_range
-from tests.interop.witness import Witness
+from tests.interop.witness import Witness, each_version
 from tests.legacy_levels.test_against_reference import (
     DAMAGES,
     HALF,
@@ -226,9 +226,11 @@ def of_4_9(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def of_5_5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with Witness("5.5.0", "Wheel", tmp_path_factory.mktemp("java")) as WithJava55.witness:
+@pytest.fixture(scope="module", params=each_version("5.5.0", "5.5.1"))
+def of_5_5(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    with Witness(request.param, "Wheel", tmp_path_factory.mktemp("java")) as WithJava55.witness:
         yield
 
 
@@ -243,7 +245,6 @@ def test_java_4_9_does_what_the_reference_does(
     live(machine(), random.Random(seed))
 
 
-@pytest.mark.interop("5.5.0")
 @pytest.mark.nightly
 @pytest.mark.usefixtures("of_5_5")
 @pytest.mark.parametrize("machine", [WithJava55, AsyncWithJava55])

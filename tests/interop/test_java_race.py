@@ -51,3 +51,19 @@ def test_a_stock_engine_runs_the_race(name: str, tmp_path: Path, tell: Tell) -> 
     assert seen.costs.bytes_on_disk > MESSAGES * 1_024
     assert not (tmp_path / "store" / "abort").exists()
     tell(f"{name}: latest {late_ms.max()} ms after its promise; {seen.version}")
+
+
+@pytest.mark.check
+@pytest.mark.interop("4.9.7")
+def test_the_levels_of_a_table_of_its_own_are_those_of_the_race(tmp_path: Path) -> None:
+    made = make_workload("levels", Recipe(messages=60))
+    level = np.arange(60) % 2 + 1
+    asked = attrs.evolve(made, level=level, due_ms=made.arrival_ms + (level + 1) * 1_000)
+    write_workload(tmp_path / "workload.npz", asked)
+    entrant = attrs.evolve(JAVA_ENTRANTS["java-levels"], warmup=0)
+    wall = RaceSettings(clock="wall", level_table=asked.level_table())
+    seen = entrant.run(tmp_path / "workload.npz", wall, tmp_path / "store", lambda *told: None)
+    assert seen.delivered is not None
+    assert sorted(seen.delivered.number.tolist()) == [*range(60)]
+    waited_ms = seen.promised_ms - seen.start_ms
+    assert (waited_ms // 1_000).tolist() == (level + 1).tolist()  # stock: 1 and 5

@@ -22,7 +22,7 @@ from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_TOPIC
 from message_store.writing.queue import LiveQueue
 from tests.independent.raw_files import queue_units, read_timer_check, segments, wheel_slots
 from tests.independent.raw_records import RawRecord
-from tests.interop.witness import Witness
+from tests.interop.witness import Witness, each_version
 from tests.timer_wheel.reference.test_oracle import (
     AT_BORDERS,
     LOG_FILE_BYTES,
@@ -37,7 +37,6 @@ from tests.timer_wheel.reference.test_oracle import (
 )
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 
-VERSION = "5.5.0"
 AHEAD_MS = range(1_000, 60_000, 1_700)
 ORDERS = [Path("consumequeue") / "orders" / queue_id for queue_id in ("0", "1")]
 
@@ -204,13 +203,14 @@ def live(machine: WheelMachine, dice: random.Random) -> None:
         machine.teardown()
 
 
-@pytest.fixture(scope="module")
-def witness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with Witness(VERSION, "Wheel", tmp_path_factory.mktemp("java")) as TwinsAndJava.witness:
+@pytest.fixture(scope="module", params=each_version("5.5.0", "5.5.1"))
+def witness(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    with Witness(request.param, "Wheel", tmp_path_factory.mktemp("java")) as TwinsAndJava.witness:
         yield
 
 
-@pytest.mark.interop(VERSION)
 @pytest.mark.nightly
 @pytest.mark.usefixtures("witness")
 @pytest.mark.parametrize("machine", [WithJava, PlainWithJava, FineWithJava])

@@ -7,7 +7,9 @@ import subprocess
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import pytest
 
 from compare.rocketmq.jars import classes, jars
 from compare.rocketmq.java_engines import JAVA_ROOT, OPENED
@@ -17,6 +19,11 @@ from message_store.format.message import StoredMessage
 _DEADLINE_S = 200.0
 _STORED_BY_BROKERS = (names.REAL_TOPIC, names.REAL_QUEUE_ID, names.TIMER_OUT_MS)
 """What a broker adds to a message that waits."""
+
+
+def each_version(*versions: str) -> list[Any]:
+    """Parameters of a fixture that is a witness of one of these versions."""
+    return [pytest.param(each, marks=pytest.mark.interop(each)) for each in versions]
 
 
 class Witness:

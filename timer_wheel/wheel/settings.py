@@ -19,7 +19,7 @@ from timer_wheel.format.wheel_math import (
 DEFAULT_MAX_DELAY_MS = 3 * DAY_MS
 """RocketMQ: timerMaxDelaySec (5.5.0)."""
 
-BROKERS = ("5.3.3", "5.4.0", "5.5.0")
+BROKERS = ("5.3.3", "5.4.0", "5.5.0", "5.5.1")
 """The versions whose defaults are ours; between them no default of a wheel's settings changed."""
 
 
@@ -64,8 +64,8 @@ class WheelSettings:
         congest_num_each_slot: int = INT_MAX,
         snapshots: bool = False,
     ) -> "WheelSettings":
-        """The settings of a stock broker, `5.3.3`, `5.4.0` or `5.5.0`: the one name for "as a
-        broker does it". The others are what its configuration may have otherwise.
+        """The settings of a stock broker of 5.3.3, 5.4.0, 5.5.0 or 5.5.1: the one name for "as
+        a broker does it". The others are what its configuration may have otherwise.
 
         Give the store ``StoreSettings(repeat_after_kill=True)`` and the dialect of that version as
         well. Raises UnsupportedStoreError for other versions.

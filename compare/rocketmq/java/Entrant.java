@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-import com.alibaba.fastjson.JSON;
-import com.alibaba.fastjson.JSONObject;
 import java.io.DataInputStream;
 import java.io.IOException;
 import java.io.InputStream;
@@ -22,6 +20,7 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.zip.ZipFile;
 import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
@@ -270,7 +269,7 @@ abstract class Entrant {
                 "{\"start_ms\": %d, \"put_s\": %.6f, \"longest_put_ms\": %.3f, \"seconds\": %.6f,"
                     + " \"cpu_s\": %.3f, \"delivered\": %d, \"java\": \"%s\", \"failures\": %s}%n",
                 startMs, putNs / 1e9, longestPutNs / 1e6, seconds, cpuSeconds, delivered,
-                System.getProperty("java.version"), JSON.toJSONString(failures));
+                System.getProperty("java.version"), RemotingSerializable.toJson(failures, false));
         }
     }
 
@@ -310,10 +309,11 @@ abstract class Entrant {
         static Workload read(Path file) throws IOException {
             Workload found = new Workload();
             try (ZipFile archive = new ZipFile(file.toFile())) {
-                JSONObject facts = JSON.parseObject(
-                    new String(column(archive, "facts").array(), StandardCharsets.UTF_8));
-                long startMs = facts.getLongValue("start_ms");
-                found.topics = facts.getJSONArray("topics").toArray(new String[0]);
+                Map<?, ?> facts = RemotingSerializable.fromJson(
+                    new String(column(archive, "facts").array(), StandardCharsets.UTF_8),
+                    Map.class);
+                long startMs = ((Number) facts.get("start_ms")).longValue();
+                found.topics = ((List<?>) facts.get("topics")).toArray(new String[0]);
                 found.arrivalMs = longs(archive, "arrival_ms");
                 found.dueMs = longs(archive, "due_ms");
                 found.count = found.arrivalMs.length;

@@ -189,7 +189,8 @@ compare_options = all_of(
         "--repeat",
         Count(min=1, max=100),
         1,
-        "How often each engine runs, in turns; the speeds are those of the middle run.",
+        "How many runs of each engine are judged, in turns, by the median and the worst. With more"
+        " than one, memory is warmed before each, and a first round does not count.",
     ),
     click.option(
         "--report", "report_file", type=STORE, help="Also write a report with curves, as HTML."

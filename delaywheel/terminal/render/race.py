@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A race as text for people: the answer first, then a column an engine, then what differed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.table import Table
 
-from compare.report.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.report.verdict import opening_rows, put_how, verdict, when_due
+from compare.report.results import FirstDifference, RaceResults
+from compare.report.rows import Cell, figure_rows
+from compare.report.verdict import how_judged, put_how, verdict, when_due
 from delaywheel.terminal.render.text import add_row, new_table
 from message_store.base.printable import counted, duration, iso_time, size
 from message_store.format.delay_levels import format_delay
-
-_ABSENT = "–"
 
 
 def race_lines(results: RaceResults) -> Iterator[str | Table]:
@@ -32,6 +31,8 @@ def head_lines(results: RaceResults) -> Iterator[str]:
         f"{facts.name}{source}: {counted(facts.messages, 'message')} of {size(facts.body_bytes)},"
         f" put {pace}, {when_due(facts, _span)}; {results.clock} clock, seed {facts.seed}"
     )
+    if judged := how_judged(results):
+        yield judged
 
 
 def _span(length_ms: int) -> str:
@@ -39,51 +40,16 @@ def _span(length_ms: int) -> str:
 
 
 def race_table(results: RaceResults) -> Table:
-    """A row a figure, a column an engine that ran."""
+    """A row a figure, a column an engine that ran; in brackets the least and the most of rounds."""
     ran = [engine for engine in results.engines if engine.unavailable is None]
     table = new_table(["", *(engine.name for engine in ran)])
-    for title, figure in _figures(ran, put_how(results)) if ran else ():
-        add_row(table, title, *(figure(engine) for engine in ran))
-    for title, _hint, cells in opening_rows(ran):
-        add_row(table, title.replace("… ", "  "), *cells)
+    for row in figure_rows(ran, put_how(results)) if ran else ():
+        add_row(table, row.title.replace("… ", "  "), *map(_cell, row.cells))
     return table
 
 
-_Figure = Callable[[EngineResult], str]
-
-
-def _figures(ran: Sequence[EngineResult], how: str) -> Iterator[tuple[str, _Figure]]:
-    yield f"put a second, {how}", lambda engine: _rate(engine.put_per_second)
-    yield "drained a second", lambda engine: _rate(engine.drain_per_second)
-    yield "in and out a second", lambda engine: _rate(engine.through_per_second)
-    yield "woken to deliver", lambda engine: f"{engine.woken:,}" if engine.woken else _ABSENT
-    yield "late, by the time asked for: half", lambda engine: _late(engine.lateness_ms, "p50")
-    yield "  90 of 100", lambda engine: _late(engine.lateness_ms, "p90")
-    yield "  99 of 100", lambda engine: _late(engine.lateness_ms, "p99")
-    yield "  999 of 1000", lambda engine: _late(engine.lateness_ms, "p999")
-    yield "  the latest", lambda engine: _late(engine.lateness_ms, "max")
-    yield (
-        "late, by the promise: 99 of 100",
-        lambda engine: _late(engine.lateness_after_promise_ms, "p99"),
-    )
-    yield "  the latest", lambda engine: _late(engine.lateness_after_promise_ms, "max")
-    yield "early", lambda engine: f"{engine.early:,}"
-    yield "missing", lambda engine: f"{engine.missing:,}"
-    yield "repeated", lambda engine: f"{engine.duplicates:,}"
-    if any(engine.not_taken for engine in ran):
-        yield "not taken", lambda engine: f"{engine.not_taken:,}"
-    yield "processor, of one core", lambda engine: f"{engine.cpu_percent:,.0f} %"
-    yield "memory, at most", lambda engine: size(engine.peak_memory_bytes)
-    yield "  of it shared with no file", lambda engine: size(engine.peak_private_bytes)
-    yield "disk", lambda engine: size(engine.bytes_on_disk)
-
-
-def _rate(value: float | None) -> str:
-    return _ABSENT if value is None else f"{value:,.0f}"
-
-
-def _late(lateness: Lateness | None, name: str) -> str:
-    return _ABSENT if lateness is None else duration(getattr(lateness, name))
+def _cell(cell: Cell) -> str:
+    return f"{cell.text} ({cell.range})" if cell.range else cell.text
 
 
 def tail_lines(results: RaceResults) -> Iterator[str]:

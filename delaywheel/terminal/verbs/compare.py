@@ -76,6 +76,7 @@ def compare(
             settings=settings,
             directory=race_folder,
             repeat=repeat,
+            warming=int(repeat > 1),
             keeps_stores=keep is not None,
             command=shlex.join(["delaywheel", *sys.argv[1:]]),
         )

@@ -181,12 +181,24 @@ def test_faults_and_the_first_difference_are_told() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_put_refused_for_load_is_not_called_too_late() -> None:
+    late = an_engine("wheel", 40, not_taken=3)
+    assert "due later than it can keep</span>" in render_report(a_race(late))
+    busy = attrs.evolve(late, put_failures={"OS_PAGECACHE_BUSY": 2})
+    page = render_report(a_race(busy))
+    assert "refused, some of them for load</span>" in page
+    assert "due later than it can keep</span>" not in page
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_rounds_show_how_far_they_lie_apart() -> None:
-    one = Round(1_000.0, 2_000.0, 500.0, 10.0, 1 << 30, 1 << 30)
-    rounds = (one, attrs.evolve(one, put_per_second=3_000.0))
-    page = render_report(a_race(an_engine("wheel", 40, rounds=rounds)))
+    one = Round(1_000.0, 2_000.0, 500.0, 10.0, 1 << 30, 1 << 30, after_promise_p999_ms=7.0)
+    rounds = (one, attrs.evolve(one, put_per_second=3_000.0, after_promise_p999_ms=90.0))
+    page = render_report(a_race(an_engine("wheel", 40, rounds=rounds, warming_rounds=(one,))))
     assert "<small>1,000 – 3,000</small>" in page
-    assert page.count("<small>") == 1
+    assert "<small>7 ms – 90 ms</small>" in page
+    assert page.count("<small>") == 2
+    assert "seed 1; 2 rounds in turns, judged by the median and the worst; 1 round before" in page
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -175,15 +175,24 @@ def test_every_engine_is_once_first_and_a_warming_round_is_kept_but_not_judged(
             return super().run(*given)
 
     monkeypatch.setattr("tests.compare.races.Here", Noted)
+    monkeypatch.setattr("compare.running.race.prewarm", lambda _bytes: ran.append("warm"))
+    facts = {"load before": "0.5", "cores": "2"}
+
+    def looked_at() -> dict[str, str]:
+        ran.append("facts")
+        return facts
+
+    monkeypatch.setattr("compare.running.race.machine_facts", looked_at)
     results = race(
         small("burst"),
         engines("levels", "wheel"),
         tmp_path,
         repeat=1,
         warming=1,
-        before_each=lambda: ran.append("warm"),
     )
-    assert ran == ["warm", "levels-1", "warm", "wheel-1", "warm", "wheel-2", "warm", "levels-2"]
+    each_run = ("levels-1", "wheel-1", "wheel-2", "levels-2")
+    assert ran == ["facts", *(each for run in each_run for each in ("warm", run))]
+    assert results.machine == facts
     for engine in results.engines:
         assert (len(engine.warming_rounds), len(engine.rounds)) == (1, 1)
         assert engine.put_per_second == engine.rounds[0].put_per_second
@@ -216,6 +225,23 @@ def test_beside_rocketmq_s_engines_ours_put_one_by_one(tmp_path: Path) -> None:
     assert {*batches} == {"alone"}
     assert [put_how(results) for results in (alone, beside)] == ["in batches", "one by one"]
     assert beside.is_right
+
+
+def of_own_table(workload: Workload) -> Workload:
+    """The messages with the levels 1 and 2 of a table of its own, `2s 3s ...`."""
+    level = np.arange(len(workload)) % 2 + 1
+    return attrs.evolve(workload, level=level, due_ms=workload.arrival_ms + (level + 1) * 1_000)
+
+
+def test_levels_of_a_table_of_its_own_are_raced_by_that_table(tmp_path: Path) -> None:
+    workload = of_own_table(small("burst"))
+    assert (workload.level_table() or "").startswith("2s 3s 10s ")
+    results = race(workload, engines("levels", "reference-levels"), tmp_path)
+    assert results.is_right
+    for engine in results.engines:
+        assert engine.delivered == 200
+        assert engine.lateness_ms is not None
+        assert engine.lateness_ms.max == 0, engine.name
 
 
 @pytest.mark.parametrize("keeps", [True, False])

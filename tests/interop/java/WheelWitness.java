@@ -2,6 +2,7 @@
 
 import java.util.Collection;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.ServiceThread;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -98,5 +99,7 @@ public final class WheelWitness extends Witness {
     @Override
     void close() throws Exception {
         WheelEntrant.stop(controller);
+        // It would go on writing `transactionMetrics` into a store that is gone.
+        ((ServiceThread) field(controller, "transactionMetricsFlushService")).shutdown();
     }
 }
