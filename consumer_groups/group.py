@@ -3,6 +3,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Literal
 
 import attrs
@@ -23,6 +24,9 @@ from consumer_groups.received import (
 )
 from consumer_groups.receiving import QueueReceiver, Wanted, tag_filter
 from consumer_groups.stores import GroupStore
+from message_store.base.errors import BadFieldError
+from message_store.base.kinds import require_kind, takes
+from message_store.format.message_rules import check_topic
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
 
 DEFAULT_INVISIBLE_MS = 30_000
@@ -34,6 +38,20 @@ Position = Literal["first", "last"] | AtMs | Mapping[int, int]
 """A place in a topic: its ends, the first message stored at a time or later, or the queue offset of
 each queue.
 """
+
+
+def require_position(name: str, position: object) -> None:
+    """Raise BadFieldError for what is no ``Position``."""
+    is_end = isinstance(position, str) and position in ("first", "last")
+    is_each = isinstance(position, Mapping) and all(
+        isinstance(number, Integral) for number in (*position, *position.values())
+    )
+    if not (is_end or is_each or isinstance(position, AtMs)):
+        raise BadFieldError(
+            f"{name} is of another kind",
+            expected="first, last, AtMs or an offset by queue",
+            found=repr(position)[:64],
+        )
 
 
 _Queue = tuple[QueueReceiver, tuple[int, int]]
@@ -107,6 +125,7 @@ class ConsumerGroup:
 
     # --- receiving --------------------------------------------------------------------------------
 
+    @takes(topic=str, max_messages=Integral, invisible_ms=Integral, tags=str | None)
     def receive(
         self,
         topic: str,
@@ -122,12 +141,16 @@ class ConsumerGroup:
         SourceError and TargetError.
         """
         passing = tag_filter(tags)
+        if invisible_ms < 0:
+            raise BadFieldError("invisible_ms is negative", found=invisible_ms)
         with self._store.lock:
             now_ms = self._store.clock.now_ms()
             wanted = Wanted(now_ms, now_ms + invisible_ms, passing, self.is_ordered)
             queues = self._queues_in_turn(topic, may_begin=False)
             if queues is not None:
                 return _take(queues, max_messages, wanted)
+            if not self._store.topic(topic).ranges():
+                check_topic(topic)
         self._begin(topic)
         with self._store.lock:
             return _take(self._queues_in_turn(topic, may_begin=True) or [], max_messages, wanted)
@@ -182,6 +205,7 @@ class ConsumerGroup:
         start: Position = "first" if topic in known or topic in own else self._start
         return {key: self._offset_at(key, start) for key in new}
 
+    @takes(message=Received)
     def is_current(self, message: Received) -> bool:
         """Whether this message is in flight as it was received: nobody received it again since, and
         it was not settled.
@@ -205,12 +229,18 @@ class ConsumerGroup:
         Raises StoreClosedError, and TargetError when the disk refuses: they stay in flight then.
         """
         with self._store.lock:
-            answer = self._table.ack(self.name, messages)
+            try:
+                answer = self._table.ack(self.name, messages)
+            except (AttributeError, TypeError, ValueError):
+                for message in messages:
+                    require_kind("messages", message, Received)
+                raise
             wants_flush = self.is_synced or self._table.wants_flush
         if wants_flush:
             self._store.flush()
         return answer
 
+    @takes(message=Received, due=Due | None)
     def retry(self, message: Received, due: Due | None = None) -> None:
         """Receive this message again later: at ``due``, or after the delay of level 3, 4, 5 and so
         on. After ``max_retries`` it becomes a dead letter.
@@ -229,6 +259,7 @@ class ConsumerGroup:
             times = message.retries + 1
             self._give_back(message, retry_topic(self.name), times, due or level)
 
+    @takes(message=Received)
     def reject(self, message: Received) -> None:
         """Make this message a dead letter, which ``dead_letters`` lists after the next
         ``advance``. Raises as ``retry``.
@@ -301,6 +332,7 @@ class ConsumerGroup:
                 yield Received(key, at, topic, 0, [letter], 0)
             next_offset = found[-1].queue_offset + 1
 
+    @takes(letter=Received)
     def redrive(self, letter: Received) -> None:
         """Let the group receive a dead letter again, as a message that was never retried.
 
@@ -310,12 +342,14 @@ class ConsumerGroup:
 
     # --- position ---------------------------------------------------------------------------------
 
+    @takes(topic=str)
     def seek(self, topic: str, position: Position) -> None:
         """Go on at another position of a topic. Later messages are received again, earlier ones
         are not; what is in flight is forgotten, but an acknowledgement of it counts. Retries stay.
 
         The store is flushed first. Raises StoreClosedError, SourceError and TargetError.
         """
+        require_position("position", position)
         self._store.flush()
         with self._store.lock:
             for queue_id in self._store.topic(topic).ranges():
@@ -325,6 +359,7 @@ class ConsumerGroup:
         if self.is_synced:
             self._store.flush()
 
+    @takes(topic=str)
     def lag(self, topic: str) -> Lag:
         """How far the group is behind in a topic. ``%RETRY%`` and the group's name is the topic of
         its retries.

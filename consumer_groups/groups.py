@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups of one store: who asks again for a group gets the same one."""
 
-from consumer_groups.group import ConsumerGroup, Lag, Position
+from numbers import Integral
+
+from consumer_groups.group import ConsumerGroup, Lag, Position, require_position
 from consumer_groups.offset_files import OffsetFiles
 from consumer_groups.progress_table import ProgressTable, ReadRecord
 from consumer_groups.received import DEFAULT_MAX_RETRIES
 from consumer_groups.stores import GroupStore
+from message_store.base.kinds import takes
 from message_store.files.config_files import read_groups
 
 _Options = tuple[Position, int | None, bool, bool]
@@ -89,6 +92,7 @@ def _made_for(store: GroupStore) -> ConsumerGroups:
     return ConsumerGroups(store, OffsetFiles(live.root, live.dialect.config), live.log.record)
 
 
+@takes(name=str, max_retries=Integral | None, ordered=bool, sync=bool)
 def consumer_group(
     store: GroupStore,
     name: str,
@@ -119,6 +123,7 @@ def consumer_group(
     ...     billing.lag("orders").total
     0
     """
+    require_position("start", start)
     with store.lock:
         return groups_of(store).group(name, (start, max_retries, ordered, sync))
 
@@ -129,6 +134,7 @@ def group_names(store: GroupStore) -> list[str]:
         return sorted(groups_of(store).table.group_names())
 
 
+@takes(name=str)
 def group_topics(store: GroupStore, name: str) -> dict[str, Lag]:
     """How far a group is behind in each topic that it has read. Raises as ``consumer_group``."""
     with store.lock:

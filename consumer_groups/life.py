@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from consumer_groups.groups import groups_of
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.stores import GroupStore
+from message_store.base.kinds import takes
 from message_store.format.message import StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
@@ -18,6 +19,7 @@ from message_store.reading.consume_queue import UnitArray
 LevelUnits = Callable[[int, int], UnitArray]
 
 
+@takes(which=Receipt | str, group=str | None)
 def message_state(
     store: GroupStore, which: Receipt | str, group: str | None = None
 ) -> MessageState:

@@ -7,6 +7,7 @@ never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
 """
 
 from collections.abc import Iterator
+from numbers import Integral
 from pathlib import Path
 
 import attrs
@@ -19,6 +20,7 @@ from message_store.base.errors import (
     SharedKeyError,
     UnsupportedDelayError,
 )
+from message_store.base.kinds import takes
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.delay_levels import DelayLevels
@@ -244,6 +246,7 @@ class TimeIndexStore(Engine):
 
     # --- time -------------------------------------------------------------------------------------
 
+    @takes(now_ms=Integral)
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""
         now_ms = min(now_ms, _LATEST_ADVANCE_MS)
@@ -305,6 +308,7 @@ class TimeIndexStore(Engine):
             self._index.place_queued()
             return waiting_records(self._index)
 
+    @takes(receipt=Receipt | str)
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names."""
         handle, first_offset = named_by(receipt)
@@ -330,6 +334,7 @@ class TimeIndexStore(Engine):
         named = Named(handle, first_offset)
         return named.pending(self._index) or named.fate(self._index)
 
+    @takes(receipt=Receipt | str, due=Due)
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time. Raises SharedKeyError where several pending
         messages share what names this one.

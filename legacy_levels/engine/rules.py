@@ -9,8 +9,10 @@ from typing import Literal, Self
 import attrs
 
 from message_store.base.errors import OptionsError
+from message_store.base.kinds import whole
+from message_store.format.java_numbers import LONG_MAX
 
-_not_negative = attrs.validators.ge(0)
+_not_negative = whole(0, LONG_MAX)
 
 
 @attrs.frozen
@@ -44,7 +46,7 @@ class AsyncRules:
     when the disk takes the first one again; with 1 they come 100 ms apart.
     """
 
-    max_pending: int = attrs.field(default=2_000, validator=attrs.validators.ge(1))
+    max_pending: int = attrs.field(default=2_000, validator=whole(1, LONG_MAX))
     blocked_after: int = attrs.field(default=3, validator=_not_negative)
     first_wait: int = attrs.field(default=0, validator=_not_negative)
 

@@ -10,6 +10,7 @@ delay beyond the longest level is refused.
 
 from collections.abc import Iterator
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import Literal, Self
@@ -36,6 +37,7 @@ from legacy_levels.engine.waiting_records import iterate_pending, waiting_record
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.clock import Clock
 from message_store.base.errors import SharedKeyError
+from message_store.base.kinds import takes
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
@@ -186,6 +188,7 @@ class LevelStore(Engine):
 
     # --- out --------------------------------------------------------------------------------------
 
+    @takes(now_ms=Integral)
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic.
 
@@ -268,6 +271,7 @@ class LevelStore(Engine):
         with self.live.reading():
             return waiting_records(self.state)
 
+    @takes(receipt=Receipt | str)
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names.
 
@@ -296,6 +300,7 @@ class LevelStore(Engine):
             cursor.forget(entry.queue_offset)
             self._delivery.forget(entry.level, entry.queue_offset)
 
+    @takes(receipt=Receipt | str, due=Due)
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time.
 

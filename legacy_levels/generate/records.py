@@ -116,7 +116,7 @@ def place_batch(
     end = place_records(sizes, start, file_bytes, positions)
     if end < 0:
         raise BadFieldError(
-            "a record larger than a log file",
+            "a record larger than a log file (--body-bytes, --commit-log-file-bytes)",
             expected=f"at most {file_bytes - END_OF_FILE_MIN_BYTES}",
             found=int(sizes[-1 - end]),
         )

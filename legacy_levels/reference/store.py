@@ -9,6 +9,7 @@ levels; no retention; ``check`` finds nothing.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from numbers import Integral
 from pathlib import Path
 from typing import NoReturn, Self, overload
 
@@ -30,6 +31,7 @@ from message_store.base.errors import (
     TargetError,
     UnsupportedStoreError,
 )
+from message_store.base.kinds import takes
 from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.files.store_root import StoreRoot
@@ -354,6 +356,7 @@ class ReferenceLevelStore(Engine):
 
     # --- out --------------------------------------------------------------------------------------
 
+    @takes(now_ms=Integral)
     def advance(self, now_ms: int) -> LogDeliveries:
         """Let every task run whose time has come, until none gets further."""
         with self.live.reading():

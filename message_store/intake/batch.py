@@ -12,10 +12,12 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import BadFieldError
+from message_store.base.kinds import require_kind
 from message_store.columns.byte_column import ByteColumn, Bytes, Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.columns.unique_keys import new_unique_keys
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message
 from message_store.format.message_rules import TIME_PROPERTIES
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -49,6 +51,19 @@ Fill = Callable[[slice, Int64s, int], None]
 """``fill(rows, positions, target)`` writes these rows: the one at ``i``, whose place in the log is
 ``positions[i]``, to the address ``target + positions[i] - positions[rows.start]``.
 """
+
+
+def due_times(batch: MessageBatch, due_ms: Int64s) -> Int64s:
+    """The due times of a batch, as a column. Raises BadFieldError where they are not whole numbers
+    of 64 bits, or not as many as the messages.
+    """
+    require_kind("batch", batch, MessageBatch)
+    given = np.asarray(due_ms)
+    if given.size and (given.dtype.kind not in "iu" or (given > LONG_MAX).any()):
+        raise BadFieldError("due_ms are no whole numbers of 64 bits", found=repr(due_ms)[:64])
+    if given.shape != (len(batch),):
+        raise BadFieldError(f"{len(batch)} messages, and due_ms of the shape {given.shape}")
+    return int64s(given)
 
 
 @attrs.frozen(eq=False)

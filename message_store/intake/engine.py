@@ -5,15 +5,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol
 
-from message_store.columns.byte_column import Int64s, int64s
+from message_store.base.kinds import require_kind, takes
+from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.files.unsynced import GroupSync
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import Message, StoredMessage
 from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.asked_batch import asked_by_batch
+from message_store.intake.batch import due_times
 from message_store.interface.delay_store import BatchReceipt, Due, Finding, Pending, Receipt
-from message_store.interface.waiting_messages import WaitingFilter
+from message_store.interface.waiting_messages import FILTER_KINDS, WaitingFilter
 from message_store.writing.store import EngineOnFiles
 
 
@@ -56,16 +58,17 @@ class Engine(EngineOnFiles, ABC):
                 return self._intake.schedule(message, due, live.clock.now_ms())
             except BaseException:
                 live.break_if_appended(count)
+                require_kind("message", message, Message | StoredMessage)
+                require_kind("due", due, Due)
                 raise
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
-        """Store many messages or none. Raises ValueError where the due times are not as many."""
-        due_ms = int64s(due_ms)
-        if due_ms.shape != (len(batch),):
-            raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
+        """Store many messages or none. Raises BadFieldError where the due times are not as many."""
+        due_ms = due_times(batch, due_ms)
         with self.live.reading(), self.live.all_or_broken():
             return self._intake.schedule_batch(batch, due_ms, self.clock.now_ms())
 
+    @takes(message=Message)
     def put(self, message: Message) -> Receipt:
         """Store a message for the time that its own properties ask for. Raises BadFieldError."""
         with self.live.reading():
@@ -73,6 +76,7 @@ class Engine(EngineOnFiles, ABC):
             asked = asked_of_no_wheel(message, now_ms, start_deliver_time_alias=self._alias)
             return self.schedule(asked.message, asked.due)
 
+    @takes(batch=MessageBatch)
     def put_batch(self, batch: MessageBatch) -> BatchReceipt:
         """The same for many messages, all or none."""
         with self.live.reading(), self.live.all_or_broken():
@@ -82,6 +86,7 @@ class Engine(EngineOnFiles, ABC):
 
     # --- looking ----------------------------------------------------------------------------------
 
+    @takes(**FILTER_KINDS)
     def pending(
         self,
         *,

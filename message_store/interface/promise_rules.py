@@ -13,8 +13,10 @@ import attrs
 
 from message_store.base.durations import DAY_MS
 from message_store.base.errors import DelayLimitError, UnsupportedDelayError
+from message_store.base.kinds import require_whole
 from message_store.base.printable import iso_time, span
 from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.format.java_numbers import LONG_MAX
 
 MINUTE_MS = 60_000
 _MANY_DAYS = 10
@@ -28,9 +30,9 @@ BEYOND_MAX = ("refuse", "deliver")
 
 
 def check_max_delay(_owner: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
-    """An attrs validator: a longest delay is milliseconds or None. Raises ValueError."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise ValueError(f"'{attribute.name}' must be milliseconds >= 0, or None: {value!r}")
+    """An attrs validator: a longest delay is milliseconds or None. Raises BadFieldError."""
+    if value is not None:
+        require_whole(attribute.name, value, 0, LONG_MAX)
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,7 @@
 """What ``pending`` says of a message, and which messages it is asked for."""
 
 import math
+from numbers import Integral
 from typing import Any
 
 import attrs
@@ -12,6 +13,15 @@ from message_store.format.properties import REAL_QUEUE_ID
 from message_store.interface.delay_store import Pending
 
 _LONGEST_INT = 10
+
+FILTER_KINDS = {
+    "topic": str | None,
+    "level": Integral | None,
+    "due_after_ms": Integral | None,
+    "due_before_ms": Integral | None,
+    "unique_key": str | None,
+}
+"""What the filters of ``pending`` may be."""
 
 
 @attrs.frozen

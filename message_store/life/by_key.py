@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
+from message_store.base.kinds import takes
 from message_store.interface.delay_store import Cancellation, DelayStore, Receipt
 from message_store.interface.message_life import TraceStep
 from message_store.life.trace import trace_log
@@ -29,6 +30,7 @@ class KeyedStore(DelayStore, Protocol):
         """Its files; None where it has none."""
 
 
+@takes(unique_key=str, topic=str | None)
 def find_receipts(store: KeyedStore, unique_key: str, topic: str | None = None) -> list[Receipt]:
     """The receipts of all pending messages with a unique key, of one topic if it is given.
 
@@ -73,6 +75,7 @@ def cancel_by_key(
         return [(receipt, store.cancel(receipt)) for receipt in found]
 
 
+@takes(unique_key=str)
 def trace_message(store: KeyedStore, unique_key: str) -> list[TraceStep]:
     """Every record of a unique key, in the order of the log: scheduled, rolled, delivered, retried.
 

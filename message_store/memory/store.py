@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,6 +21,7 @@ from message_store.base.clock import Clock, SystemClock
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.companions import Companions
 from message_store.base.errors import SharedKeyError, StoreClosedError
+from message_store.base.kinds import require_kind, takes
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import LOCAL_HOST, Message, StoredMessage
@@ -43,6 +45,7 @@ from message_store.interface.delay_store import (
 from message_store.interface.message_life import Event, TraceStep
 from message_store.interface.promise_rules import PromiseRule, exact
 from message_store.interface.queued_messages import QueuePart
+from message_store.interface.waiting_messages import FILTER_KINDS
 
 if TYPE_CHECKING:
     from message_store.columns.byte_column import Int64s
@@ -188,6 +191,7 @@ class MemoryStore(ClosedOnExit):
         """It has no files."""
         return None
 
+    @takes(message=Message | StoredMessage, due=Due)
     def schedule(self, message: Message | StoredMessage, due: Due) -> Receipt:
         """Keep a message for later."""
         with self._open():
@@ -198,9 +202,13 @@ class MemoryStore(ClosedOnExit):
 
     def schedule_batch(self, batch: "MessageBatch", due_ms: "Int64s") -> BatchReceipt:
         """Keep many messages, or none when one of them cannot be kept."""
+        from message_store.intake.batch import due_times
+
+        due_ms = due_times(batch, due_ms)
         with self._open():
             return self._keep_batch(batch, due_ms, self.clock.now_ms())
 
+    @takes(message=Message)
     def put(self, message: Message) -> Receipt:
         """Keep a message for the time that its properties ask for."""
         with self._open():
@@ -210,8 +218,10 @@ class MemoryStore(ClosedOnExit):
 
     def put_batch(self, batch: "MessageBatch") -> BatchReceipt:
         """The same for many messages, all or none."""
+        from message_store.columns.message_batch import MessageBatch
         from message_store.intake.asked_batch import asked_by_batch
 
+        require_kind("batch", batch, MessageBatch)
         with self._open():
             now_ms = self.clock.now_ms()
             asked = asked_by_batch(batch, now_ms, self.levels, start_deliver_time_alias=self._alias)
@@ -278,6 +288,7 @@ class MemoryStore(ClosedOnExit):
             self._entries[handle].append(entry)
             self._log_end += entry.size_bytes
 
+    @takes(now_ms=Integral)
     def advance(self, now_ms: int) -> MemoryDeliveries:
         """Move what is due at ``now_ms`` into its topic."""
         with self._open():
@@ -303,6 +314,7 @@ class MemoryStore(ClosedOnExit):
         with self._open():
             return self._waiting[0].receipt.promised_ms if self._waiting else None
 
+    @takes(**FILTER_KINDS)
     def pending(
         self,
         *,
@@ -324,6 +336,7 @@ class MemoryStore(ClosedOnExit):
             and unique_key in (None, entry.receipt.unique_key)
         )
 
+    @takes(receipt=Receipt | str)
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the message of a receipt, or all that a handle names."""
         with self._open():
@@ -348,6 +361,7 @@ class MemoryStore(ClosedOnExit):
         self._waiting.remove(entry)
         entry.fate = Cancellation.CANCELLED
 
+    @takes(receipt=Receipt | str, due=Due)
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time. Raises SharedKeyError where several pending
         messages share what names this one.
@@ -368,6 +382,7 @@ class MemoryStore(ClosedOnExit):
             self._cancel_entry(entry)
             return moved.receipt
 
+    @takes(unique_key=str)
     def trace(self, unique_key: str) -> list[TraceStep]:
         """What became of every message with a unique key, in order."""
         with self._open():
@@ -378,6 +393,7 @@ class MemoryStore(ClosedOnExit):
             steps = [step for entry in found for step in _steps(entry, lives)]
             return sorted(steps, key=lambda step: step.record.commit_log_offset)
 
+    @takes(name=str)
     def topic(self, name: str) -> MemoryTopic:
         """A topic's queues, for reading."""
         with self._open():

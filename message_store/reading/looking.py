@@ -20,9 +20,11 @@ def looking_at(root: StoreRoot) -> Iterator[bool]:
     """Keep brokers and writers out of a store, or look beside a process of ours that has it open.
 
     Gives True in the second case: the files are then read as after a crash.
-    Raises StoreLockedError where a broker holds the store, or has it when the look is over, and
-    beside a process that changes the store in place: messages then stand in two places.
+    Raises SourceError for a store that has lost its log. Raises StoreLockedError where a broker
+    holds the store, or has it when the look is over, and beside a process that changes the store in
+    place: messages then stand in two places.
     """
+    root.require_log()
     with ExitStack() as held:
         is_beside = False
         try:

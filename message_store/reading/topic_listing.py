@@ -86,6 +86,7 @@ def topics_with_queues(path: Path) -> dict[str, list[int]]:
     """
     store = StoreRoot(path)
     store.require_readable()
+    store.require_log()
     if (database := queue_database(path)) is not None:
         raise UnsupportedStoreError(
             f"{database}: of consume queues in RocksDB only those of pending messages are read;"

@@ -9,6 +9,7 @@ import attrs
 
 from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError
+from message_store.base.kinds import require_whole, whole
 from message_store.files.store_root import (
     COMMIT_LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
@@ -16,13 +17,14 @@ from message_store.files.store_root import (
 )
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import INT_MAX, LONG_MAX
 from message_store.format.message import LOCAL_HOST, Host
 from message_store.format.queue_unit import QUEUE_UNIT
 
 _HOUR_MS = 3_600_000
-_SMALLEST_LOG_FILE_BYTES = 4_096
+_TIMER_UNIT_BYTES = 52
+"""Of a unit of the timer log, which no file may be smaller than."""
 Kind = type | tuple[type, ...]
-_positive = attrs.validators.gt(0)
 
 
 @attrs.frozen
@@ -36,10 +38,14 @@ class StoreSettings:
     log already holds is looked for, and nothing is repeated.
     """
 
-    commit_log_file_bytes: int = attrs.field(default=COMMIT_LOG_FILE_BYTES)
+    commit_log_file_bytes: int = attrs.field(
+        default=COMMIT_LOG_FILE_BYTES, validator=whole(4_096, INT_MAX)
+    )
     queue_file_bytes: int = attrs.field(default=QUEUE_FILE_BYTES)
-    timer_log_file_bytes: int = attrs.field(default=TIMER_LOG_FILE_BYTES, validator=_positive)
-    retention_ms: int = attrs.field(default=72 * _HOUR_MS, validator=_positive)
+    timer_log_file_bytes: int = attrs.field(
+        default=TIMER_LOG_FILE_BYTES, validator=whole(_TIMER_UNIT_BYTES, INT_MAX)
+    )
+    retention_ms: int = attrs.field(default=72 * _HOUR_MS, validator=whole(1, LONG_MAX))
     broker_name: str = attrs.field(default="broker-a")
     store_host: Host = LOCAL_HOST
     repeat_after_kill: bool = False
@@ -49,18 +55,13 @@ class StoreSettings:
         if not value or " " in value:
             raise BadFieldError("a broker name that no recall handle can hold", found=repr(value))
 
-    @commit_log_file_bytes.validator
-    def _check_log_file(self, _attribute: object, value: int) -> None:
-        if value < _SMALLEST_LOG_FILE_BYTES:
-            expected = f"at least {_SMALLEST_LOG_FILE_BYTES} bytes"
-            raise BadFieldError("log files too small", expected=expected, found=value)
-
     @queue_file_bytes.validator
-    def _check_queue_file(self, _attribute: object, value: int) -> None:
-        if value <= 0 or value % QUEUE_UNIT.size:
+    def _check_queue_file(self, attribute: "attrs.Attribute[int]", value: int) -> None:
+        require_whole(attribute.name, value, QUEUE_UNIT.size, INT_MAX)
+        if value % QUEUE_UNIT.size:
             expected = f"a multiple of {QUEUE_UNIT.size} bytes"
             raise BadFieldError(
-                "queue files of a size that is none", expected=expected, found=value
+                "'queue_file_bytes' cuts an entry in two", expected=expected, found=value
             )
 
 

@@ -17,6 +17,7 @@ from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.companions import Companions
 from message_store.base.errors import StoreClosedError, TargetError
 from message_store.base.forks import belongs_to_this_process
+from message_store.base.kinds import takes
 from message_store.base.locked import LockedWhileOpen
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
@@ -467,6 +468,7 @@ class EngineOnFiles(ClosedOnExit):
         """What is kept beside it."""
         return self.live.companions
 
+    @takes(name=str)
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""
         with self.live.reading():

@@ -92,7 +92,6 @@ def inspect_store(
     if is_directory(Staging(store).path) and not is_directory(store.commit_log):
         raise SourceError(f"{path}: {UNFINISHED}")
     store.require_readable()
-    store.require_log()
     with looking_at(store) as is_open:
         return _Inspection(store, now_ms, OffsetsChoice(offsets), is_open=is_open).result()
 

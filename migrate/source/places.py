@@ -12,9 +12,10 @@ from pathlib import Path
 
 import attrs
 
-from message_store.base.errors import OptionsError
+from message_store.base.errors import OptionsError, SourceError
 from message_store.files.places import Places, each_directory_once
-from message_store.files.segments import list_segments
+from message_store.files.segments import holds_queues, list_segments
+from message_store.files.small_files import is_directory
 
 _ROOT = "storePathRootDir"
 _LOGS = "storePathCommitLog"
@@ -33,6 +34,20 @@ class GivenPlaces:
     commit_logs: tuple[Path, ...] = ()
     entries: tuple[Path, ...] = ()
     consume_queues: Path | None = None
+
+    def require_there(self) -> None:
+        """Raise SourceError for a directory that is not there, and for parts without any file."""
+        queues = () if self.consume_queues is None else (self.consume_queues,)
+        for paths, has_files in (
+            (self.commit_logs, list_segments),
+            (self.entries, list_segments),
+            (queues, holds_queues),
+        ):
+            for path in paths:
+                if not is_directory(path):
+                    raise SourceError(f"{path}: no directory is there")
+            if paths and not any(map(has_files, paths)):
+                raise SourceError(f"{paths[0]}: has no file of the store; is its disk mounted?")
 
 
 NOT_GIVEN = GivenPlaces()

@@ -237,7 +237,6 @@ def pending_rows(
     store = StoreRoot(path)
     refuse_unfinished(store)
     store.require_readable()
-    store.require_log()
     require_whole_log(store)
     with looking_at(store) as is_beside:
         options = attrs.evolve(options, after_crash=options.after_crash or is_beside)

@@ -505,6 +505,7 @@ def test_a_source_that_leads_elsewhere(
         (["generate", "S", "--messages", "1", "--levels", "a"], "is not like 1-18"),
         (["generate", "S", "--messages", "9" * 20], "is not in the range"),
         (["generate", "S", "--messages", "1", "--body-bytes", "9" * 11], "is not in the range"),
+        (["generate", "S", "--messages", "1", "--body-bytes", "0"], "is not in the range"),
         (["generate", "S", "--messages", "1", "--topics", "9" * 7], "is not in the range"),
         (
             ["generate", "S", "--messages", "1", "--commit-log-file-bytes", str(2**31)],

@@ -4,10 +4,12 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from delaywheel.terminal.options.types import PATHS
 from tests.helpers.log_places import broker_conf, scatter
 from tests.independent.dledger_member import make_member
 from tests.independent.level_messages import LevelMessage
@@ -72,6 +74,70 @@ def test_every_verb_that_reads_a_source_takes_its_places(
     assert json.loads(told("inspect", store, *named, "--json").stdout)["pending"] == 0
     told("rollback", store, *named, "--execute")
     assert json.loads(told("inspect", store, *named, "--json").stdout)["pending"] == 24
+
+
+_MADE = {"--report", "--directory", "--keep", "--differences", "--scratch"}
+"""Flags that name what a verb makes; all others name what is read."""
+_WORDS = {
+    "cancel": ["--key", "k"],
+    "compare": ["--workload", "backlog", "--store", "{store}", "--now", str(T0)],
+    "consume": ["TopicA", "--group", "g"],
+    "convert": ["{target}", "--in-process"],
+    "dead-letters": ["group_a", "--redrive"],
+    "export": ["{target}"],
+    "plain": ["{target}"],
+    "put-back": ["{store}"],
+    "read": ["TopicA"],
+    "reschedule": ["--key", "k", "--after", "1s"],
+    "retire": ["--converted-to", "{store}"],
+    "run": ["--now", str(T0)],
+    "schedule": ["--topic", "a", "--after", "1s", "--body", "b"],
+    "state": ["k"],
+    "trace": ["k"],
+    "verify": ["{target}", "--in-process"],
+}
+"""What each verb needs besides its store."""
+_OWN = {
+    "--manifest": ["convert", "--manifest"],
+    "--trace": ["compare", "--workload", "trace", "--trace"],
+    "--lines": ["schedule", "{store}", "--lines"],
+    "--body-file": ["schedule", "{store}", "--topic", "a", "--after", "1s", "--body-file"],
+}
+"""Flags that do not go with the words of their verb."""
+_PATH_FLAGS = [
+    (verb, option.opts[0])
+    for verb, command in sorted(cli.main.commands.items())
+    for option in command.params
+    if isinstance(option, click.Option)
+    and (isinstance(option.type, click.Path | click.File) or option.type is PATHS)
+    and option.opts[0] not in _MADE
+]
+
+
+def _tree(root: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+@pytest.mark.parametrize(("verb", "flag"), _PATH_FLAGS)
+@pytest.mark.parametrize("what", ["missing", "empty", "other"])
+def test_a_path_flag_that_names_nothing_is_refused_with_its_path(
+    verb: str, flag: str, what: str, tmp_path: Path
+) -> None:
+    store, given = tmp_path / "store", tmp_path / what
+    build_level_store(store, ITEMS)
+    if what == "empty":
+        given.mkdir()
+    elif what == "other":
+        given.write_bytes(b"\0\xff no such thing\n")
+    if (what, flag) == ("other", "--body-file"):
+        return  # any bytes are a body
+    before = _tree(tmp_path)
+    words = [verb, *([] if verb == "compare" else ["{store}"]), *_WORDS.get(verb, []), flag]
+    words = _OWN.get(flag, words[: words.index(flag) + 1])
+    result = run(*(word.format(store=store, target=tmp_path / "t") for word in words), given)
+    assert result.exit_code in (cli_code("USAGE"), cli_code("SOURCE_UNREADABLE")), result.output
+    assert str(given) in result.stderr or flag in result.stderr
+    assert _tree(tmp_path) == before
 
 
 def test_without_them_the_refusal_names_the_flags(store: Path) -> None:

@@ -14,7 +14,9 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.base.kinds import whole
 from message_store.columns.byte_column import int64s
+from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.interface.promise_rules import BEYOND_MAX, BeyondMax, check_max_delay
 from message_store.redelivery.lineage import Names
@@ -67,7 +69,8 @@ class HierarchySettings:
     """
 
     precision_ms: int = attrs.field(
-        default=TO_THE_MILLISECOND, validator=attrs.validators.in_(HIERARCHY_PRECISIONS_MS)
+        default=TO_THE_MILLISECOND,
+        validator=[whole(1, INT_MAX), attrs.validators.in_(HIERARCHY_PRECISIONS_MS)],
     )
     max_delay_ms: int | None = attrs.field(default=DEFAULT_MAX_DELAY_MS, validator=check_max_delay)
     beyond_max: BeyondMax = attrs.field(

@@ -5,9 +5,11 @@ questions and answers, opening and closing.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Protocol, TypeVar
 
 from message_store.base.errors import SharedKeyError, SourceError
+from message_store.base.kinds import takes
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_TOPIC
@@ -67,6 +69,7 @@ class TimerStore(Engine):
 
     # --- scheduling -------------------------------------------------------------------------------
 
+    @takes(message=Message)
     def put(self, message: Message) -> Receipt:
         """Store a message for the time that its own properties ask for; one with
         TIMER_DEL_UNIQKEY is a delete marker.
@@ -83,6 +86,7 @@ class TimerStore(Engine):
                 self._marker_is_stored()
             return receipt
 
+    @takes(batch=MessageBatch)
     def put_batch(self, batch: MessageBatch) -> BatchReceipt:
         """The same for many messages, all or none; a delete marker is put by itself."""
         with self.live.reading(), self.live.all_or_broken():
@@ -98,6 +102,7 @@ class TimerStore(Engine):
 
     # --- time -------------------------------------------------------------------------------------
 
+    @takes(now_ms=Integral)
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""
         now_ms = min(now_ms, LATEST_ADVANCE_MS)
@@ -146,6 +151,7 @@ class TimerStore(Engine):
             self._place_queued()
             return self._pieces(WaitingFilter())
 
+    @takes(receipt=Receipt | str)
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Cancel the messages that a receipt or a handle names. Raises TargetError."""
         handle, first_offset = named_by(receipt)
@@ -163,6 +169,7 @@ class TimerStore(Engine):
                 self._was_recalled(target, marker.commit_log_offset)
             return Cancellation.CANCELLED
 
+    @takes(receipt=Receipt | str, due=Due)
     def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
         """Let a pending message wait for another time. Raises TargetError."""
         handle, first_offset = named_by(receipt)

@@ -6,6 +6,7 @@ from typing import Literal
 import attrs
 
 from message_store.base.errors import OptionsError, UnsupportedStoreError
+from message_store.base.kinds import require_whole, whole
 from message_store.format.java_numbers import INT_MAX
 from message_store.interface.promise_rules import BEYOND_MAX, BeyondMax, check_max_delay
 from timer_wheel.format.wheel_math import (
@@ -23,6 +24,12 @@ BROKERS = ("5.3.3", "5.4.0", "5.5.0", "5.5.1")
 """The versions whose defaults are ours; between them no default of a wheel's settings changed."""
 
 
+def _roll_window(slots: int) -> int:
+    """What a broker makes of it. Raises BadFieldError."""
+    require_whole("roll_window_slots", slots, 0, INT_MAX)
+    return effective_roll_window(slots)
+
+
 @attrs.frozen(kw_only=True)
 class WheelSettings:
     """How a wheel behaves.
@@ -38,16 +45,16 @@ class WheelSettings:
     a broker loses them, we refuse to open, or rebuild the wheel.
     """
 
-    precision_ms: int = attrs.field(validator=attrs.validators.in_(PRECISIONS_MS))
-    roll_window_slots: int = attrs.field(
-        default=DEFAULT_ROLL_WINDOW_SLOTS, converter=effective_roll_window
+    precision_ms: int = attrs.field(
+        validator=[whole(1, INT_MAX), attrs.validators.in_(PRECISIONS_MS)]
     )
+    roll_window_slots: int = attrs.field(default=DEFAULT_ROLL_WINDOW_SLOTS, converter=_roll_window)
     max_delay_ms: int | None = attrs.field(default=DEFAULT_MAX_DELAY_MS, validator=check_max_delay)
     beyond_max: BeyondMax = attrs.field(
         default="refuse", validator=attrs.validators.in_(BEYOND_MAX)
     )
     start_deliver_time_alias: bool = False
-    congest_num_each_slot: int = INT_MAX
+    congest_num_each_slot: int = attrs.field(default=INT_MAX, validator=whole(0, INT_MAX))
     snapshots: bool = False
     on_precision_change: Literal["refuse", "rebuild"] = attrs.field(
         default="refuse", validator=attrs.validators.in_(("refuse", "rebuild"))

@@ -250,7 +250,12 @@ def said(
 
 
 generate_options = all_of(
-    said("--body-bytes", click.IntRange(0, 256 << 20), 200, "Average length of bodies."),
+    said(
+        "--body-bytes",
+        click.IntRange(2, 256 << 20),  # with 1 some have none, and cannot be delivered
+        200,
+        "Average length of bodies, none of which is empty.",
+    ),
     said("--levels", LEVELS, "1-18", "Levels with messages, as 3,5,7-9; equal shares."),
     said("--topics", click.IntRange(1, 100_000), 8, "Number of topics."),
     said("--seed", click.IntRange(min=0), 0, "Random seed; the same seed makes the same messages."),

@@ -46,7 +46,8 @@ def name_given_places(*sources: Path, broker_conf: Path | None, **given: Any) ->
     besides.
 
     Raises UsageError for flags that can be true of one source alone, BadParameter for a
-    configuration that cannot be read or is of another store.
+    configuration that cannot be read or is of another store, SourceError for flags that name
+    nothing.
     """
     from message_store.files.places import placed
     from migrate.settings import read_broker_conf
@@ -56,6 +57,7 @@ def name_given_places(*sources: Path, broker_conf: Path | None, **given: Any) ->
     flags = GivenPlaces(commit_logs=logs or (), entries=entries or (), consume_queues=queues)
     if len(sources) != 1 and flags != GivenPlaces():
         raise click.UsageError(_FOR_ONE)
+    flags.require_there()
     verb = click.get_current_context().find_root()
     try:
         conf = {} if broker_conf is None else read_broker_conf(broker_conf)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from delaywheel.terminal.options.conversion import STORE, now_option
 from delaywheel.terminal.options.engine import Engine, engine_options, opened
@@ -242,6 +243,10 @@ def dead_letters(
     with loading(output):
         from consumer_groups import consumer_group
         from migrate.look.groups import look_at_dead_letters
+    asked = click.get_current_context().get_parameter_source
+    for name in given:
+        if not redrive and asked(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --redrive")
     look_ms = SystemClock().now_ms() if now_ms is None else now_ms
     require_group(store, group, look_ms, "GROUP")
     damaged: list[str] = []

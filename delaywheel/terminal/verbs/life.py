@@ -67,7 +67,7 @@ def trace(
     output.trace(steps, now_ms, is_full=full)
     if not steps:
         what = f"id {offset_id}" if unique_key is None else f"unique key {unique_key}"
-        output.warn(f"{store}: no record of the log has the {what}")
+        output.warn(f"{store}: no record of the log has the {what}{_log_start(store)}")
     click.get_current_context().exit(DONE if steps else FINDINGS)
 
 
@@ -94,8 +94,20 @@ def state(output: "Output", store: Path, unique_key: str, group: str | None, now
     if group is not None:
         require_group(store, group, now_ms, "--group")
     found = look_at_state(store, unique_key, group, now_ms=now_ms)
+    is_unknown = found is MessageState.UNKNOWN
     output.result(lambda: {"unique_key": unique_key, "state": found.value}, [found.value])
-    click.get_current_context().exit(FINDINGS if found is MessageState.UNKNOWN else DONE)
+    if is_unknown and (start := _log_start(store)):
+        output.warn(f"{store}{start}")
+    click.get_current_context().exit(FINDINGS if is_unknown else DONE)
+
+
+def _log_start(store: Path) -> str:
+    """Of a log without its first files, that they may have held the message."""
+    from message_store.files.log_row import open_log
+
+    with open_log(StoreRoot(store)) as log:
+        first = log.min_offset
+    return f"; the log begins at offset {first:,}, what was before is not known" if first else ""
 
 
 @verb("delaywheel cancel /tmp/orders --key order-42")
