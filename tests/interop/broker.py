@@ -18,6 +18,8 @@ from tests.interop.jars import jars, rolling_broker
 READY_S: Final = 180.0
 STOP_S: Final = 90.0
 
+LOGS: Final = "storePathCommitLog"
+
 # A target's own settings, as the conversion leaves them.
 FRAGMENT: Final = Path("delaywheel") / "broker.conf"
 
@@ -199,7 +201,8 @@ class Broker:
             "listenPort": port,
             "haListenPort": port + 2,
             "storePathRootDir": self.store_root,
-            "storePathCommitLog": self.store_root / "commitlog",
+            # That of a fragment lies in the target, and this may be a copy of it.
+            LOGS: self._given.get(LOGS, self.store_root / "commitlog"),
         }
         if not self.version.startswith("4."):
             name_server["bindAddress"] = broker["bindAddress"] = "127.0.0.1"

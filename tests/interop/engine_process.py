@@ -30,19 +30,13 @@ from timer_wheel.wheel.store import WheelStore
 
 BROKER_NAME: Final = "judge-a"
 _STEP_S: Final = 0.1
-_DIALECTS: Final = {
-    "4.9.7": Dialect.ROCKETMQ_4_9,
-    "5.3.3": Dialect.ROCKETMQ_5_3,
-    "5.4.0": Dialect.ROCKETMQ_5_4,
-    "5.5.0": Dialect.ROCKETMQ_5_5,
-}
 
 Line = dict[str, Any]
 
 
 def open_store(spec: Line) -> DelayStore:
     """Open the store that the spec names, as a broker of its version would find it."""
-    path, dialect = Path(spec["root"]), _DIALECTS[spec["version"]]
+    path, dialect = Path(spec["root"]), Dialect(spec["version"].rpartition(".")[0])
     settings = StoreSettings(
         commit_log_file_bytes=spec["commitLogFileBytes"],
         queue_file_bytes=spec["queueFileBytes"],

@@ -8,6 +8,7 @@ this project's own readers.
 """
 
 import random
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ import attrs
 
 from tests.independent.real_stores import FIXTURE_GROUP
 from tests.interop.account import user_properties
-from tests.interop.broker import Broker
+from tests.interop.broker import LOGS, Broker
 from tests.interop.judge import Judge, Received, Sent, copy_store, queues_of
 from tests.interop.workload import TOPIC_TABLE, TOPICS, Outgoing, varied
 
@@ -128,11 +129,15 @@ def read_still(
 ) -> list[Received]:
     """Read every record of some topics from a slave on a copy; the store itself is not opened.
 
+    A log that lies elsewhere, in whatever many directories, is one log in the copy.
     Where no directories show the queues, each topic has `queue_count` of them.
     """
     copy = copy_store(root, scratch / "copy")
+    log = copy / "commitlog"
+    for elsewhere in filter(None, str(settings.get(LOGS, "")).split(",")):
+        shutil.copytree(elsewhere, log, dirs_exist_ok=True)
     (scratch / "slave").mkdir()
-    slave = Broker(version, copy, scratch / "slave", settings={**settings, **_SLAVE})
+    slave = Broker(version, copy, scratch / "slave", settings={**settings, **_SLAVE, LOGS: log})
     wanted = sorted(set(topics))
     try:
         slave.start()
@@ -346,7 +351,7 @@ def _about(
         "byLevel": {level: dict(states) for level, states in sorted(levels.items())},
         "notSent": failures,
         "extraInStoreNotInExpected": len(known - {(x["uniqKey"], x["topic"]) for x in lines}),
-        "commitlogFiles": sum(1 for _ in (broker.store_root / "commitlog").iterdir()),
+        "commitlogFiles": sum(1 for _ in (broker.store_root / "commitlog").glob("*")),
         "truth": "the producer's record, and the official client reading a broker of the same"
         " version that ran as a slave on a copy of the stopped store",
     }  # fmt: skip

@@ -8,25 +8,31 @@ is this project's reading of the same files: levels, wheel, queues and records.
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from message_store.files.segments import SegmentReader
+from message_store.files.places import placed
+from message_store.files.segments import SegmentReader, list_segments
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import MAGIC_BLANK
+from message_store.interface.delay_store import Pending
 from message_store.reading.consume_queue import read_queue
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
+from migrate.source.places import places_in
 from tests.interop.account import user_properties
+from tests.interop.broker import LOGS
 from tests.interop.conftest import MakeBroker
+from tests.interop.jars import LAST
 from tests.interop.judge import queues_of
 from tests.interop.store_maker import RETRY_TOPIC, Line, RealStore, StorePlan, make_store
 from tests.interop.workload import TOPICS, level_delays_ms
+from timer_wheel.reading.timeline import read_timeline
 from timer_wheel import read_wheel_store
 
 DELAYS: Final = level_delays_ms("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
@@ -36,6 +42,7 @@ WHEEL: Final = {
     "recallMessageEnable": "true",
     "mappedFileSizeTimerLog": 10_400,
 }
+TIMELINE: Final = {"timerRocksDBEnable": "true", "recallMessageEnable": "true"}
 
 # A message that is due beyond the window goes into the slot 30 s after it was stored. It is placed
 # again when that slot is over, and the broker writes down once a second how far it has come: killed
@@ -131,6 +138,35 @@ def test_what_stands_in_the_topics_is_what_was_delivered(store: RealStore) -> No
             rows[row_of(record), record.store_timestamp_ms] += 1
     wanted = Counter((true_row(line), line["deliveredStoreTimestamp"]) for line in truth)
     assert differences(rows, wanted) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.interop(LAST)
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("where", ["timeline", "log elsewhere"])
+def test_what_waits_in_other_places_is_what_was_sent(
+    where: str, killed: bool, scratch: Path
+) -> None:
+    """Timers in RocksDB, or a log in two directories."""
+    folder = scratch / f"{where}-{killed}".replace(" ", "-")
+    folder.mkdir()
+    is_timeline = where == "timeline"
+    disks = [folder / name for name in ("disk-a", "disk-b")]
+    scattered = {LOGS: ",".join(map(str, disks)), "mappedFileSizeCommitLog": 1 << 16}
+    settings: Mapping[str, object] = TIMELINE if is_timeline else scattered
+    plan = StorePlan(
+        where, LAST, seed=13, messages=300, killed=killed, timers=is_timeline, settings=settings
+    )
+    store = make_store(plan, folder)
+    conf = {name: str(value) for name, value in settings.items()}
+    with placed(store.root, places_in(store.root, conf)):
+        found = list(pending_messages(store.root, now_ms=store.about["stoppedMs"]))
+    assert (read_timeline(StoreRoot(store.root)) is not None) is is_timeline
+    assert is_timeline or all(map(list_segments, disks))
+    pending = sorted((str(e.unique_key), e.topic) for e in found if isinstance(e, Pending))
+    assert len(pending) == len(found) > 50
+    truth = [line for line in store.lines if line["state"] == "pending"]
+    assert pending == sorted((line["uniqKey"], line["topic"]) for line in truth)
 
 
 def records_at(root: Path, offsets: Iterable[int]) -> list[StoredMessage]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our engines and brokers own a store by turns: what one takes, another delivers, once, in time.
 
-`LevelStore` with 4.9.7 and 5.5.0, `WheelStore` with 5.3.3 and 5.5.0; three changes of owner, clean
-and by SIGKILL of whoever owns it. Four stores change hands at the same time.
+`LevelStore` and `WheelStore` with two versions each, and then with two others; three changes of
+owner, clean and by SIGKILL of whoever owns it. Four stores change hands at the same time.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -14,47 +14,64 @@ from typing import Final
 import pytest
 
 from tests.interop.conftest import MakeBroker, Tell
-from tests.interop.jars import NEWEST
+from tests.interop.jars import LAST, NEWEST
 from tests.interop.relay import Plan, Relay, lost_its_marker
 from tests.interop.relay_runner import Runner
 
-ENGINES: Final = (("levels", "4.9.7"), ("levels", "5.5.0"), ("wheel", "5.3.3"), ("wheel", "5.5.0"))
+TOGETHER: Final = (
+    (("levels", "4.9.7"), ("levels", NEWEST), ("wheel", "5.3.3"), ("wheel", NEWEST)),
+    (("levels", "5.4.0"), ("levels", LAST), ("wheel", "5.4.0"), ("wheel", LAST)),
+)
+"""The engines and versions of four stores that change hands at the same time."""
 OWNERS: Final = 4
 
 
-def run_all(
-    plans: list[Plan], scratch: Path, make_broker: MakeBroker
-) -> Mapping[tuple[str, str], Relay]:
+def run_all(plans: list[Plan], scratch: Path, make_broker: MakeBroker) -> Sequence[Relay]:
     with ThreadPoolExecutor(len(plans)) as pool:
         runners = [Runner(plan, scratch, make_broker) for plan in plans]
-        relays = pool.map(Runner.run, runners)
-        return {(relay.plan.engine, relay.plan.version): relay for relay in relays}
+        return list(pool.map(Runner.run, runners))
 
 
 @pytest.fixture(scope="module")
-def handed_over(scratch: Path, make_broker: MakeBroker) -> Mapping[tuple[str, str], Relay]:
+def handed_over(scratch: Path, make_broker: MakeBroker) -> Mapping[str, Relay]:
     plans = [Plan(engine, NEWEST, owners=2, next_s=15, far_s=25) for engine in ("levels", "wheel")]
-    return run_all(plans, scratch / "once", make_broker)
+    return {each.plan.engine: each for each in run_all(plans, scratch / "once", make_broker)}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["stopped", "killed"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            (engines, killed),
+            id=f"{engines[1][1]} and others, {'killed' if killed else 'stopped'}",
+            marks=pytest.mark.interop(*sorted({version for _engine, version in engines})),
+        )
+        for engines in TOGETHER
+        for killed in (False, True)
+    ],
+)
 def relays(
     request: pytest.FixtureRequest, scratch: Path, make_broker: MakeBroker
-) -> Mapping[tuple[str, str], Relay]:
-    plans = [Plan(*engine, killed=request.param, owners=OWNERS) for engine in ENGINES]
+) -> Sequence[Relay]:
+    engines, killed = request.param
+    plans = [Plan(name, version, killed, OWNERS) for name, version in engines]
     return run_all(plans, scratch, make_broker)
 
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=" ".join)
+@pytest.fixture(params=range(4))
+def relay(request: pytest.FixtureRequest, relays: Sequence[Relay]) -> Relay:
+    """One of the four."""
+    number: int = request.param
+    return relays[number]
 
 
 @pytest.mark.check
 @pytest.mark.interop(NEWEST)
 @pytest.mark.parametrize("engine", ["levels", "wheel"])
 def test_a_broker_goes_on_with_what_an_engine_left(
-    engine: str, handed_over: Mapping[tuple[str, str], Relay], tell: Tell
+    engine: str, handed_over: Mapping[str, Relay], tell: Tell
 ) -> None:
-    relay = handed_over[engine, NEWEST]
+    relay = handed_over[engine]
     tell(f"{relay.plan.name}, delivered by (sender, deliverer): {relay.delivered()}")
     assert relay.account().faults == {}
     assert len(relay.taken_back) > 5
@@ -66,12 +83,9 @@ def test_a_broker_goes_on_with_what_an_engine_left(
 
 
 @pytest.mark.nightly
-@pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
-@each_engine
 def test_nothing_is_lost_early_or_changed_by_three_changes_of_owner(
-    engine: tuple[str, str], relays: Mapping[tuple[str, str], Relay], tell: Tell
+    relay: Relay, tell: Tell
 ) -> None:
-    relay = relays[engine]
     repeats = Counter(relay.tenure_of(later.stored_ms) for _earlier, later in relay.repeats())
     tell(
         f"{relay.plan.name}, delivered by (sender, deliverer): {relay.delivered()},"
@@ -83,26 +97,16 @@ def test_nothing_is_lost_early_or_changed_by_three_changes_of_owner(
 
 
 @pytest.mark.nightly
-@pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
-@each_engine
-def test_what_one_side_takes_the_other_delivers(
-    engine: tuple[str, str], relays: Mapping[tuple[str, str], Relay]
-) -> None:
-    relay = relays[engine]
+def test_what_one_side_takes_the_other_delivers(relay: Relay) -> None:
     rolled = [each for each in relay.received if "TIMER_ROLL_TIMES" in each.properties]
-    assert bool(rolled) == (engine[0] == "wheel")
+    assert bool(rolled) == (relay.plan.engine == "wheel")
     delivered = relay.delivered()
     by_the_next = [(sender, sender + 1) for sender in range(OWNERS - 1)]
     assert [pair for pair in by_the_next if not delivered.get(pair)] == []
 
 
 @pytest.mark.nightly
-@pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
-@each_engine
-def test_what_was_taken_back_never_comes(
-    engine: tuple[str, str], relays: Mapping[tuple[str, str], Relay], tell: Tell
-) -> None:
-    relay = relays[engine]
+def test_what_was_taken_back_never_comes(relay: Relay, tell: Tell) -> None:
     assert relay.wrongly_refused() == []
     by_sender_and_taker = {
         (sender, relay.taken_back[each.unique_key])
@@ -111,7 +115,9 @@ def test_what_was_taken_back_never_comes(
         if each.unique_key in relay.taken_back
     }
     # An engine takes back its own and a broker's; a broker knows that only on the wheel.
-    wanted = {(0, 0), (1, 2), (2, 2)} | ({(0, 1), (1, 1)} if engine[0] == "wheel" else set())
+    wanted = {(0, 0), (1, 2), (2, 2)} | (
+        {(0, 1), (1, 1)} if relay.plan.engine == "wheel" else set()
+    )
     assert wanted <= by_sender_and_taker
     came = relay.came_back()
     if came:
@@ -121,12 +127,9 @@ def test_what_was_taken_back_never_comes(
 
 
 @pytest.mark.nightly
-@pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
-@each_engine
 def test_only_a_broker_repeats_and_only_what_it_would_repeat_after_its_own_kill(
-    engine: tuple[str, str], relays: Mapping[tuple[str, str], Relay]
+    relay: Relay,
 ) -> None:
-    relay = relays[engine]
     repeats = relay.repeats()
     if not relay.plan.killed:
         assert repeats == []
