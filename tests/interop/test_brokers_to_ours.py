@@ -32,8 +32,8 @@ from tests.interop.jars import LAST
 from tests.interop.judge import queues_of
 from tests.interop.store_maker import RETRY_TOPIC, Line, RealStore, StorePlan, make_store
 from tests.interop.workload import TOPICS, level_delays_ms
-from timer_wheel.reading.timeline import read_timeline
 from timer_wheel import read_wheel_store
+from timer_wheel.reading.timeline import read_timeline
 
 DELAYS: Final = level_delays_ms("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
 PRECISION_MS: Final = 1000
