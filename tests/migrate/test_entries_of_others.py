@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.errors import MigrationError
-from migrate.check.store import CheckOptions, check_store
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
 from migrate.convert import convert
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
