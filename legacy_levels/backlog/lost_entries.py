@@ -61,7 +61,12 @@ class _Holes:
         return np.diff(np.searchsorted(self.starts, places)) > 0
 
 
-def leads_astray(log: SegmentReader, queue: LevelQueue) -> bool:
+def lead_astray(log: SegmentReader, queues: tuple[LevelQueue, ...]) -> bool:
+    """Whether entries of a queue lead to the records of others, as far as that shows."""
+    return any(_leads_astray(log, queue) for queue in queues)
+
+
+def _leads_astray(log: SegmentReader, queue: LevelQueue) -> bool:
     """Whether an entry that waits leads to the record of another, as far as that shows: it is not
     farther in the log than the one in front, or not as far as the one behind.
     """

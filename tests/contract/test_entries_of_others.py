@@ -3,23 +3,23 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from legacy_levels import LevelStore
+from delaywheel import open_store
 from message_store import AtMs, ManualClock, Message
 from message_store.format.properties import TIME_INDEX_TOPIC
-from tests.faults.engines import abandon
-from time_index import TimeIndexStore
-from timer_wheel import HierarchicalWheelStore, WheelStore
+from message_store.reading.engine_choice import EngineName
 
 START_MS = 1_793_000_000_000
-ENGINES = {
-    "levels": (LevelStore, "SCHEDULE_TOPIC_XXXX/2"),
-    "wheel": (WheelStore, "rmq_sys_wheel_timer/0"),
-    "hierarchy": (HierarchicalWheelStore, "rmq_sys_wheel_timer/0"),
-    "time index": (TimeIndexStore, f"{TIME_INDEX_TOPIC}/0"),
+ENGINES: Final[Mapping[EngineName, str]] = {
+    "levels": "SCHEDULE_TOPIC_XXXX/2",
+    "wheel": "rmq_sys_wheel_timer/0",
+    "hierarchy": "rmq_sys_wheel_timer/0",
+    "time-index": f"{TIME_INDEX_TOPIC}/0",
 }
 COUNT = 4
 PLACE_BYTES, ENTRY_BYTES = 8, 20
@@ -28,25 +28,24 @@ PLACE_BYTES, ENTRY_BYTES = 8, 20
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_leads_to_the_record_of_another_is_made_anew(
-    tmp_path: Path, engine: str, is_killed: bool
+    tmp_path: Path, engine: EngineName, is_killed: bool
 ) -> None:
-    kind, queue = ENGINES[engine]
     for damaged, other in itertools.permutations(range(COUNT), 2):
         root, clock = tmp_path / f"{damaged}-{other}", ManualClock(START_MS)
-        store = kind.open(root, clock=clock)
+        store = open_store(root, engine=engine, clock=clock)
         for number in range(COUNT):
             store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
         if is_killed:
-            abandon(store)
+            store.abandon()  # type: ignore[attr-defined]
         else:
             store.close()
-        path = min((root / "consumequeue" / queue).iterdir())
+        path = min((root / "consumequeue" / ENGINES[engine]).iterdir())
         with path.open("r+b") as file:
             file.seek(ENTRY_BYTES * other)
             place = file.read(PLACE_BYTES)
             file.seek(ENTRY_BYTES * damaged)
             file.write(place)
-        with kind.open(root, clock=clock) as store:
+        with open_store(root, engine=engine, clock=clock) as store:
             assert not len(store.advance(START_MS + 9_000))
             came = Counter(each.message.body for each in store.advance(START_MS + 11_000))
             told = [each.problem for each in store.check()]

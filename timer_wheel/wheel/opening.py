@@ -382,7 +382,7 @@ def _refuse_rebuild(timers: LiveTimers, settings: WheelSettings, now_ms: int) ->
 
 
 def _rest_waiting(timers: LiveTimers, now_ms: int) -> TimerRows:
-    """What waits and has no unit, with the slots that it is to get."""
+    """Pending messages without units, in the slots that placing gives them."""
     rest = timers.unplaced(EVERYTHING, keys=True)
     marks = _markers(timers)
     if len(rest) or len(timers.early):
