@@ -24,6 +24,7 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.redelivery.lineage import Names
+from message_store.writing.dispatch import mend_astray
 from message_store.writing.store import LiveStore
 from time_index.buckets import Bucket, IndexFiles
 from time_index.layouts import SPAN_MS, IndexState, SavedBucket, Units
@@ -88,6 +89,7 @@ class TimeIndex:
         for saved in state.buckets:
             index._put(Bucket(index._files, saved))
         names = Names.since(store.log, max(state.log_end, store.log.min_offset))
+        index._mend_queue()
         index.place_queued(names)
         index._take_out_named(names)
         return index
@@ -135,7 +137,13 @@ class TimeIndex:
         units = Units(found[DUE], found[OFFSET], found[SIZE])
         self._add(units.rows(~names.are_done(units.offsets, units.offsets)))
         self.placed_end = self.queue.min_offset
+        self._mend_queue()
         self.place_queued(names, known=units.offsets)
+
+    def _mend_queue(self) -> None:
+        """Make what is still to be placed anew where it leads to the records of others."""
+        store = self.store
+        mend_astray(store.log, store.queues, store.levels, self.queue, self.placed_end)
 
     def _take_out_named(self, names: Names) -> None:
         """Take out what was delivered or cancelled since the files were written. A record that

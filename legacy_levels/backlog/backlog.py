@@ -24,7 +24,7 @@ from legacy_levels.backlog.level_table import (
     refuse_mixed_delays,
 )
 from legacy_levels.backlog.log_tail import LogTail, read_tail
-from legacy_levels.backlog.lost_entries import RecoveredEntries, recover_entries
+from legacy_levels.backlog.lost_entries import RecoveredEntries, lead_astray, recover_entries
 from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.matching import Waiting, find_delivered
@@ -118,8 +118,8 @@ def read_backlog(
 ) -> LevelBacklog:
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
-    The queues are believed as brokers do, and the log is read from their end on. ``whole_log``,
-    or a cut queue, has all of it read: for messages whose queue was lost or leads nowhere.
+    The queues are believed as brokers do, and the log is read from their end on. ``whole_log``, a
+    cut queue or an entry that leads to another's record has all of it read, to find the message.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
@@ -132,8 +132,8 @@ def read_backlog(
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
     mark, offsets = read_mark(root, FLUSHED_NAME), read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
-    whole_log = whole_log or len(cut_queues(store, queues, mark)) > 0
     with open_log(store, commit_log_file_bytes) as log:
+        whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, log)
         table = _chosen_table(level_table, seen)

@@ -16,13 +16,16 @@ import numpy as np
 from legacy_levels.backlog.log_tail import LogTail, indexed_ends, not_in_their_queue
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.kernels import OFFSET, QUEUE_OFFSET
-from legacy_levels.copies.log_notes import LogNotes
-from legacy_levels.neutral_units import is_neutral
+from legacy_levels.copies.log_notes import LogNotes, are_in_order
+from legacy_levels.neutral_units import is_message, is_neutral
+from message_store.base.errors import FormatError
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message_codec import decode_message_at
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.commit_log import Int64Array
-from message_store.reading.consume_queue import BoolArray, UnitArray
+from message_store.reading.consume_queue import BoolArray, UnitArray, is_filled, out_of_order
 
 _MOST_OF_AN_ORDINAL = 100
 """So often may a level's queue have been begun anew."""
@@ -56,6 +59,42 @@ class _Holes:
     def lie_between(self, places: Int64Array) -> BoolArray:
         """Between which neighbours of these sorted places one begins."""
         return np.diff(np.searchsorted(self.starts, places)) > 0
+
+
+def lead_astray(log: SegmentReader, queues: tuple[LevelQueue, ...]) -> bool:
+    """Whether entries of a queue lead to the records of others, as far as that shows."""
+    return any(_leads_astray(log, queue) for queue in queues)
+
+
+def _leads_astray(log: SegmentReader, queue: LevelQueue) -> bool:
+    """Whether an entry that waits leads to the record of another, as far as that shows: it is not
+    farther in the log than the one in front, or not as far as the one behind.
+    """
+    units = queue.entries.units
+    seam = np.concatenate([queue.history.units[-1:], units[:1]])
+    if are_in_order(seam) and are_in_order(units):
+        return False
+    units = np.concatenate([queue.history.units, units])
+    rows = np.flatnonzero(is_message(units) & is_filled(units))
+    offsets = units["commit_log_offset"][rows].astype(np.int64)
+    falls = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    first = queue.history.first_queue_offset
+    return any(
+        _is_of_another(log, queue.level - 1, first + row, units[row])
+        for row in rows[np.union1d(falls, falls + 1)].tolist()
+    )
+
+
+def _is_of_another(log: SegmentReader, queue_id: int, place: int, unit: np.void) -> bool:
+    """Whether a record says that it stands elsewhere than in the entry that leads to it."""
+    try:
+        record = decode_message_at(
+            log.read_at(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
+        )
+    except FormatError:
+        return False
+    own = LEVEL_TOPIC, queue_id, place
+    return (record.topic, record.queue_id, record.queue_offset) != own
 
 
 def recover_entries(
@@ -120,20 +159,25 @@ class _Level:
         self._at = np.minimum(at, len(own.rows) - 1)
         self._is_at_record = own.commit_log_offset[self._at] == self._places
         self._shift = own.queue_offset[self._at] - (self._first + np.arange(len(self._places)))
+        self._is_whole_record = self._is_at_record & (
+            own.size_bytes[self._at] == self._units["size_bytes"]
+        )
         self._is_right = self._right_entries()
         self.is_pointed_to = np.zeros(len(own.rows), np.bool_)
         self.is_pointed_to[self._at[self._is_right]] = True
         self.mended = 0
 
     def _right_entries(self) -> BoolArray:
-        """Entries of a record; of those of the same one the entry in line with most others."""
-        is_right = self._is_at_record & (
-            self._own.size_bytes[self._at] == self._units["size_bytes"]
-        )
+        """Entries of a record; of those of the same one the entry in line with most others. One
+        that is out of order has to be in line with most.
+        """
+        is_right = self._is_whole_record.copy()
         rows = np.flatnonzero(is_right)
         if len(rows):
             is_right[rows] = False
             away = np.abs(self._shift[rows] - int(np.median(self._shift[rows])))
+            in_line = (away == 0) | ~out_of_order(self._places[rows])
+            rows, away = rows[in_line], away[in_line]
             rows = rows[np.lexsort((away, self._at[rows]))]
             is_right[rows[np.unique(self._at[rows], return_index=True)[1]]] = True
         return np.asarray(is_right)
@@ -141,13 +185,15 @@ class _Level:
     # --- entries that lead nowhere ----------------------------------------------------------------
 
     def mend(self, delay_ms: int) -> LevelQueue:
-        """The queue with the records' places in the entries that are proven to be theirs.
+        """The queue with the records' places in the entries that are proven to be theirs. One that
+        leads to the record of another, and whose own nobody finds, leads nowhere.
 
         A due time that is not that of the record is to be computed.
         """
-        rows = np.flatnonzero(self._may_be_mended())
-        rows, records = self._paired(rows)
-        if not len(rows):
+        lost = np.flatnonzero(self._may_be_mended())
+        rows, records = self._paired(lost)
+        astray = np.setdiff1d(lost[self._is_whole_record[lost]], rows) - len(self._queue.history)
+        if not len(rows) + len(astray):
             return self._queue
         self.is_pointed_to[records] = True
         self._is_right[rows], self._at[rows] = True, records  # good to go back from, then
@@ -156,6 +202,7 @@ class _Level:
         units, unknown = queue.entries.units.copy(), queue.due_is_unknown.copy()
         units["commit_log_offset"][rows] = own.commit_log_offset[records]
         units["size_bytes"][rows] = own.size_bytes[records]
+        units["commit_log_offset"][astray] = -1 - units["commit_log_offset"][astray]
         unknown[rows] |= queue.due_ms[rows] != own.store_timestamp_ms[records] + delay_ms
         return attrs.evolve(
             queue, entries=attrs.evolve(queue.entries, units=units), due_is_unknown=unknown

@@ -154,7 +154,7 @@ class ExpectedUnits:
         named = {each: units for each, units in units_of_queues.items() if each < _QUEUE_IDS}
         found = [none] * (max(named, default=-1) + 1)
         for queue_id, units in named.items():
-            if _are_in_order(units):
+            if are_in_order(units):
                 found[queue_id] = np.ascontiguousarray(units, QUEUE_UNIT.dtype)  # big-endian again
         return cls(tuple(found))
 
@@ -167,7 +167,7 @@ class ExpectedUnits:
         return rows
 
 
-def _are_in_order(units: UnitArray) -> bool:
+def are_in_order(units: UnitArray) -> bool:
     """Whether these units lie in the order of the log."""
     offsets = units["commit_log_offset"]
     return all(

@@ -55,6 +55,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.commit_log import BoolArray, Int64Array
+from message_store.reading.consume_queue import out_of_order
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
 
@@ -263,9 +264,8 @@ def _candidates(
         for first, units, waits in cursor.waiting():
             due_ms = units["tags_code"].astype(np.int64)
             offsets = units["commit_log_offset"].astype(np.int64)
-            highest = np.maximum.accumulate(np.append(newest, offsets))
-            lowest = np.minimum.accumulate(np.append(offsets, LONG_MAX)[::-1])[::-1]
-            is_odd, newest = (offsets <= highest[:-1]) | (offsets >= lowest[1:]), int(highest[-1])
+            is_odd = out_of_order(offsets, behind=newest)
+            newest = int(offsets.max(initial=newest))
             is_named = copies.name(offsets)
             is_counted = first + np.arange(len(units)) < counted.get(cursor.level, 0)
             chosen = np.flatnonzero(waits & (is_named | is_counted | (due_ms <= newest_ms)))

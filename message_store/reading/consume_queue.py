@@ -123,6 +123,18 @@ def is_neutral(units: UnitArray) -> BoolArray:
     return np.asarray((sizes > 0) & (sizes <= MAX_NEUTRAL_BYTES))
 
 
+def out_of_order(offsets: Int64Array, *, behind: int = -1) -> BoolArray:
+    """Which of a queue's log offsets are not above all in front of them and below all behind them.
+    None is in a sound queue: its entries lead ever farther into the log, and beyond ``behind``.
+
+    >>> out_of_order(np.array([10, 20, 10, 40])).tolist()
+    [True, True, True, False]
+    """
+    highest = np.maximum.accumulate(np.append(behind, offsets))[:-1]
+    lowest = np.minimum.accumulate(np.append(offsets, LONG_MAX)[::-1])[::-1][1:]
+    return np.asarray((offsets <= highest) | (offsets >= lowest))
+
+
 def read_queue(
     directory: Path, *, file_bytes: int | None = None, from_queue_offset: int = 0
 ) -> QueueEntries:

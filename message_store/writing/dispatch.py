@@ -35,7 +35,7 @@ from message_store.kernels.log import FILE_ENDS, RECORD
 from message_store.kernels.raw_memory import address_of
 from message_store.kernels.text import NOT_UTF8
 from message_store.reading.commit_log import NO_TIME
-from message_store.reading.consume_queue import UnitArray, is_filled
+from message_store.reading.consume_queue import UnitArray, is_filled, out_of_order
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
 from message_store.writing.queue_set import QueueSet
@@ -321,9 +321,7 @@ def _out_of_order(queue: LiveQueue, first: int) -> tuple[int, int] | None:
     if all((piece[1:] > piece[:-1]).all() for piece in _log_offsets(queue, first)):
         return None
     offsets = queue.units(first, queue.max_offset)["commit_log_offset"].astype(np.int64)
-    highest = np.maximum.accumulate(np.append(-1, offsets))[:-1]
-    lowest = np.minimum.accumulate(np.append(offsets, LONG_MAX)[::-1])[::-1][1:]
-    odd = np.flatnonzero((offsets <= highest) | (offsets >= lowest))
+    odd = np.flatnonzero(out_of_order(offsets))
     before, behind = offsets[: odd[0]], offsets[odd[-1] + 1 :]
     return int(before[-1]) if len(before) else 0, int(behind[0]) if len(behind) else LONG_MAX
 

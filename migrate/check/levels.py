@@ -58,6 +58,11 @@ QUEUE_HOLE = error(
     "a broker takes the hole for the queue's end, or skips it: messages are not delivered",
     "`delaywheel convert --whole-log` finds the messages in the log",
 )
+OF_OTHERS = error(
+    "entries-of-others",
+    "a broker delivers another message twice or nothing: these messages are not delivered",
+    "convert the store: what was meant is found in the log",
+)
 BEYOND_LOG = error(
     "entries-beyond-log",
     "a broker cuts them off when it starts: those messages are lost",
@@ -128,6 +133,11 @@ def check_level_queues(snapshot: StoreSnapshot) -> Iterator[Finding]:
             problem = counted(expired, "entry leads to a record", "entries lead to records")
             yield EXPIRED.at(name, f"{problem} before the log's beginning")
     backlog = snapshot.backlog
+    for counts in () if backlog is None else backlog.counts:
+        if counts.mended:
+            problem = counted(counts.mended, "entry does", "entries do")
+            problem += " not lead to a record of the message that is meant"
+            yield OF_OTHERS.at(snapshot.level_name(counts.level), problem)
     if backlog is None and snapshot.levels_problem is not None and snapshot.log.segments:
         reason = snapshot.levels_problem.splitlines()[0]
         yield LEVELS_UNTOLD.at("levels", f"what is pending cannot be told: {reason}")

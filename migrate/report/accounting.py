@@ -131,7 +131,8 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
     if mended := sum(counts.mended for counts in backlog.counts):
         messages = counted(mended, "entry", "entries")
         warnings.append(
-            f"{messages} of a level's queue led nowhere; what was meant was found in the log"
+            f"{messages} of a level's queue led nowhere or to another message; what was meant was"
+            " found in the log"
         )
     warnings += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
     warnings += [f"the log is damaged at {offset}" for offset in backlog.damaged_places]

@@ -191,6 +191,11 @@ QUEUES = [
         says="1 entry leads behind the end",
     ),
     Case(
+        code="entries-of-others",
+        make=one_of_five(unit_fields={"commit_log_offset": 0}),
+        says="1 entry does not lead",
+    ),
+    Case(
         code="entries-expired",
         make=many(30, commit_log_file_bytes=4096, drop_log_files=1),
         says="before the log",

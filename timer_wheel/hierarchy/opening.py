@@ -20,6 +20,7 @@ from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.interface.promise_rules import BEYOND_MAX, BeyondMax, check_max_delay
 from message_store.redelivery.lineage import Names
+from message_store.writing.dispatch import mend_astray
 from message_store.writing.store import LiveStore
 from timer_wheel.format.index_layouts import IndexState, Newest
 from timer_wheel.format.timer_due import (
@@ -256,6 +257,7 @@ def _brought_up(
         index.lost.cancels.add(damaged)
     index.reload_ids()
     names = Names.since(store.log, max(state.log_end, store.log.min_offset))
+    mend_astray(store.log, store.queues, store.levels, index.queue, index.placed_end)
     index.place_queued(known, names)
     if len(names):
         _account(index, names)
