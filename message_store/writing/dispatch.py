@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
+from message_store.columns.byte_column import ByteColumn, Int64s, int64s, numbers_of
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
-from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
+from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message_rules import is_topic_name
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, QUEUE_UNIT
 from message_store.format.record_layout import (
@@ -41,6 +41,7 @@ from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
 from message_store.writing.queue_set import QueueSet
 
 _ROWS_AT_ONCE = 1 << 16
+_NONE: Int64s = np.empty(0, np.int64)
 _SYS_INNER_BATCH = 0x80
 
 
@@ -82,7 +83,8 @@ class Dispatcher:
 
     ``levels`` gives the due times of level entries. The last entries of ``doubted`` queues, by
     topic and queue id, may be damaged; the value is the commit log offset where the newest record
-    ends to which they lead nevertheless.
+    ends to which they lead nevertheless. Entries that are ``astray``, by queue offset, are made
+    anew, whatever they lead to.
     RocketMQ: DefaultMessageStore.ReputMessageService#doReput (4.9.7).
     """
 
@@ -92,11 +94,14 @@ class Dispatcher:
         queues: QueueSet,
         levels: DelayLevels,
         doubted: Mapping[tuple[str, int], int] = MappingProxyType({}),
+        *,
+        astray: Int64s = _NONE,
     ) -> None:
         self._log = log
         self._queues = queues
         self._levels = levels
         self._known_ends = dict(doubted)
+        self._astray = astray
         self.dispatched = 0
         self.repaired = 0
         self._is_whole_log = True
@@ -240,7 +245,14 @@ class Dispatcher:
                 is_wanted[:, : QUEUE_UNIT.offset_of("tags_code")].all(axis=1) & is_due_at_once
             )
         is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
-        is_lost = self._leads_astray(queue, places, stored, ~is_part & ~is_whole)
+        is_lost = self._leads_nowhere(stored) & ~is_part
+        is_lost |= np.isin(places, self._astray)
+        # Behind a record that the queue is known to have no entry has moved.
+        known_end = self._known_ends.get((queue.topic, queue.queue_id), -1)
+        is_asked = (rows.ends > known_end) & (known_end > 0) & ~(is_whole | is_part | is_lost)
+        for row in np.flatnonzero(is_asked).tolist():
+            is_own = _is_its_own(self._log, queue, int(places[row]), stored[row])
+            is_lost[row] = is_own is False
         for row in np.flatnonzero((is_part | is_lost) & ~is_whole).tolist():
             # Half neutralised: finish it, because nobody was told that it was not.
             # A byte that is zero may be one that was never written.
@@ -263,23 +275,11 @@ class Dispatcher:
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self.repaired += 1
 
-    def _leads_astray(
-        self, queue: LiveQueue, places: Int64s, stored: UnitArray, asked: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """Which of the entries asked for were damaged: where they lead begins no record of their
-        size, or one that names another place in a queue.
-        """
+    def _leads_nowhere(self, stored: UnitArray) -> NDArray[np.bool_]:
+        """Which entries were damaged, so that no record of their size begins where they lead."""
         offsets = stored["commit_log_offset"].astype(np.int64)
         sizes = stored["size_bytes"].astype(np.int64)
-        is_it = asked & (self._log.store_times_ms(offsets, sizes) == NO_TIME)
-        for row in np.flatnonzero(asked & ~is_it).tolist():
-            try:
-                record = self._log.record(int(offsets[row]), int(sizes[row]))
-            except FormatError:
-                continue
-            own = queue.topic, queue.queue_id, int(places[row])
-            is_it[row] = (record.topic, record.queue_id, record.queue_offset) != own
-        return np.asarray(is_it)
+        return np.asarray(self._log.store_times_ms(offsets, sizes) == NO_TIME)
 
 
 def mend_astray(
@@ -287,15 +287,40 @@ def mend_astray(
 ) -> int:
     """Make entries from a queue offset on anew that lead to the records of others, or to none, as
     far as that shows: a queue's entries lead ever farther into the log. Returns how many.
+
+    Nothing is done where a broker has rebuilt the queue and moved its entries: records do not tell
+    their places then.
     """
-    stretch = _out_of_order(queue, max(first, queue.min_offset))
-    if stretch is None:
+    first = max(first - 1, queue.min_offset)
+    if all((piece[1:] > piece[:-1]).all() for piece in _log_offsets(queue, first)):
         return 0
-    start, end = stretch
-    dispatcher = Dispatcher(log, queues, levels)
-    own = {(queue.topic, queue.queue_id)}
-    dispatcher.run(max(start, log.min_offset), min(end, log.end), only=own)
+    units = queue.units(first, queue.max_offset)
+    offsets = units["commit_log_offset"].astype(np.int64)
+    falls = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    doubted = np.union1d(falls, falls + 1)
+    near = np.setdiff1d(np.union1d(doubted - 1, doubted + 1), [-1, len(units), *doubted])
+    told = {row: _is_its_own(log, queue, first + row, units[row]) for row in [*doubted, *near]}
+    is_moved = True not in told.values() or any(told[row] is False for row in near)
+    astray = int64s([row for row in doubted if told[row] is not True])
+    if is_moved or not len(astray):
+        return 0
+    sound = np.flatnonzero(~out_of_order(offsets))
+    before, behind = sound[sound < astray[0]], sound[sound > astray[-1]]
+    start = int(offsets[before[-1]]) if len(before) else log.min_offset
+    end = int(offsets[behind[0]]) if len(behind) else log.end
+    dispatcher = Dispatcher(log, queues, levels, astray=first + astray)
+    dispatcher.run(start, end, only={(queue.topic, queue.queue_id)})
     return dispatcher.repaired
+
+
+def _is_its_own(log: LiveLog, queue: LiveQueue, place: int, unit: np.void) -> bool | None:
+    """Whether the record that an entry leads to says that it stands there; None for no record."""
+    try:
+        record = log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
+    except FormatError:
+        return None
+    own = queue.topic, queue.queue_id, place
+    return (record.topic, record.queue_id, record.queue_offset) == own
 
 
 _UNITS_AT_ONCE = 1 << 20
@@ -311,19 +336,6 @@ def _log_offsets(queue: LiveQueue, first: int) -> Iterator[Int64s]:
         first += max(len(units) - 1, 1)
         if first == queue.max_offset - 1:
             return
-
-
-def _out_of_order(queue: LiveQueue, first: int) -> tuple[int, int] | None:
-    """From where to where in the log those records lie whose entries do not lead farther than all
-    before them and less far than all behind; None where all do.
-    """
-    first = max(first - 1, queue.min_offset)
-    if all((piece[1:] > piece[:-1]).all() for piece in _log_offsets(queue, first)):
-        return None
-    offsets = queue.units(first, queue.max_offset)["commit_log_offset"].astype(np.int64)
-    odd = np.flatnonzero(out_of_order(offsets))
-    before, behind = offsets[: odd[0]], offsets[odd[-1] + 1 :]
-    return int(before[-1]) if len(before) else 0, int(behind[0]) if len(behind) else LONG_MAX
 
 
 def _can_be_torn(queue: LiveQueue, queue_offset: int) -> bool:
