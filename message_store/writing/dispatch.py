@@ -6,13 +6,14 @@ are still zero, is written again. A neutral entry stays neutral.
 """
 
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.byte_column import ByteColumn, Int64s, int64s, numbers_of
+from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
@@ -83,8 +84,8 @@ class Dispatcher:
 
     ``levels`` gives the due times of level entries. The last entries of ``doubted`` queues, by
     topic and queue id, may be damaged; the value is the commit log offset where the newest record
-    ends to which they lead nevertheless. Entries that are ``astray``, by queue offset, are made
-    anew, whatever they lead to.
+    ends to which they lead nevertheless. Entries of queue offsets that are ``astray`` may lead to
+    the records of others, as all may behind such an end; where any are, nothing else is repaired.
     RocketMQ: DefaultMessageStore.ReputMessageService#doReput (4.9.7).
     """
 
@@ -246,13 +247,12 @@ class Dispatcher:
             )
         is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
         is_lost = self._leads_nowhere(stored) & ~is_part
-        is_lost |= np.isin(places, self._astray)
-        # Behind a record that the queue is known to have no entry has moved.
         known_end = self._known_ends.get((queue.topic, queue.queue_id), -1)
-        is_asked = (rows.ends > known_end) & (known_end > 0) & ~(is_whole | is_part | is_lost)
-        for row in np.flatnonzero(is_asked).tolist():
-            is_own = _is_its_own(self._log, queue, int(places[row]), stored[row])
-            is_lost[row] = is_own is False
+        is_asked = (rows.ends > known_end) & (known_end > 0) & ~(is_part | is_lost)
+        if len(self._astray):
+            is_part[:], is_lost[:], is_asked = False, False, np.isin(places, self._astray)
+        for row in np.flatnonzero(is_asked & ~is_whole).tolist():
+            is_lost[row] = self._is_of_another(queue, int(places[row]), stored[row], wanted[row])
         for row in np.flatnonzero((is_part | is_lost) & ~is_whole).tolist():
             # Half neutralised: finish it, because nobody was told that it was not.
             # A byte that is zero may be one that was never written.
@@ -275,6 +275,24 @@ class Dispatcher:
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self.repaired += 1
 
+    def _is_of_another(
+        self, queue: LiveQueue, place: int, stored: np.void, wanted: np.void
+    ) -> bool:
+        """Whether an entry is proven to lead to the record of another, and which is its own: the
+        other's entry leads there too, and nothing leads to its own. In a queue that a broker has
+        rebuilt with entries moved every record names another place, and has one entry all the same.
+        """
+        leads_to = int(stored["commit_log_offset"])
+        with suppress(FormatError):
+            record = self._log.record(leads_to, int(stored["size_bytes"]))
+            if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
+                other = record.queue_offset
+                its = queue.units(other, other + 1)["commit_log_offset"].tolist()
+                if other == place or its != [leads_to]:
+                    return False
+        known = queue.units(queue.min_offset, queue.max_offset)["commit_log_offset"]
+        return int(wanted["commit_log_offset"]) not in known
+
     def _leads_nowhere(self, stored: UnitArray) -> NDArray[np.bool_]:
         """Which entries were damaged, so that no record of their size begins where they lead."""
         offsets = stored["commit_log_offset"].astype(np.int64)
@@ -287,9 +305,6 @@ def mend_astray(
 ) -> int:
     """Make entries from a queue offset on anew that lead to the records of others, or to none, as
     far as that shows: a queue's entries lead ever farther into the log. Returns how many.
-
-    Nothing is done where a broker has rebuilt the queue and moved its entries: records do not tell
-    their places then.
     """
     first = max(first - 1, queue.min_offset)
     if all((piece[1:] > piece[:-1]).all() for piece in _log_offsets(queue, first)):
@@ -298,29 +313,13 @@ def mend_astray(
     offsets = units["commit_log_offset"].astype(np.int64)
     falls = np.flatnonzero(offsets[1:] <= offsets[:-1])
     doubted = np.union1d(falls, falls + 1)
-    near = np.setdiff1d(np.union1d(doubted - 1, doubted + 1), [-1, len(units), *doubted])
-    told = {row: _is_its_own(log, queue, first + row, units[row]) for row in [*doubted, *near]}
-    is_moved = True not in told.values() or any(told[row] is False for row in near)
-    astray = int64s([row for row in doubted if told[row] is not True])
-    if is_moved or not len(astray):
-        return 0
     sound = np.flatnonzero(~out_of_order(offsets))
-    before, behind = sound[sound < astray[0]], sound[sound > astray[-1]]
+    before, behind = sound[sound < doubted[0]], sound[sound > doubted[-1]]
     start = int(offsets[before[-1]]) if len(before) else log.min_offset
     end = int(offsets[behind[0]]) if len(behind) else log.end
-    dispatcher = Dispatcher(log, queues, levels, astray=first + astray)
+    dispatcher = Dispatcher(log, queues, levels, astray=first + doubted)
     dispatcher.run(start, end, only={(queue.topic, queue.queue_id)})
     return dispatcher.repaired
-
-
-def _is_its_own(log: LiveLog, queue: LiveQueue, place: int, unit: np.void) -> bool | None:
-    """Whether the record that an entry leads to says that it stands there; None for no record."""
-    try:
-        record = log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
-    except FormatError:
-        return None
-    own = queue.topic, queue.queue_id, place
-    return (record.topic, record.queue_id, record.queue_offset) == own
 
 
 _UNITS_AT_ONCE = 1 << 20

@@ -51,3 +51,39 @@ def test_what_leads_to_the_record_of_another_is_made_anew(
             told = [each.problem for each in store.check()]
         assert came == Counter(b"%d" % number for number in range(COUNT)), (damaged, other)
         assert told or is_killed or engine != "levels"
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize("engine", ["levels", "wheel"])
+@pytest.mark.parametrize(
+    ("is_first_twice", "damage"), [(True, None), (False, None), (True, (5, 2)), (False, (5, 2))]
+)
+def test_a_queue_whose_entries_have_moved_loses_no_more_than_was_damaged(
+    tmp_path: Path,
+    engine: EngineName,
+    is_first_twice: bool,
+    damage: tuple[int, int] | None,
+    is_killed: bool,
+) -> None:
+    """Each record names the place before, or behind, that of its entry; it tells nothing then."""
+    clock, count = ManualClock(START_MS), 8
+    store = open_store(tmp_path, engine=engine, clock=clock)
+    for number in range(count):
+        store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
+    if is_killed:
+        store.abandon()  # type: ignore[attr-defined]
+    else:
+        store.close()
+    path = min((tmp_path / "consumequeue" / ENGINES[engine]).iterdir())
+    content = path.read_bytes()
+    entries = [content[ENTRY_BYTES * row :][:ENTRY_BYTES] for row in range(count)]
+    entries = entries[:1] + entries if is_first_twice else entries[1:]
+    if damage is not None:
+        damaged, other = damage
+        entries[damaged] = entries[other][:PLACE_BYTES] + entries[damaged][PLACE_BYTES:]
+    with path.open("r+b") as file:
+        file.write(b"".join(entries).ljust(ENTRY_BYTES * (count + 1), b"\0"))
+    with open_store(tmp_path, engine=engine, clock=clock) as store:
+        came = {each.message.body for each in store.advance(START_MS + 11_000)}
+    lost = {b"%d" % number for number in range(count)} - came
+    assert len(lost) <= (not is_first_twice) + (damage is not None)
