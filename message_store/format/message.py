@@ -7,7 +7,9 @@ from functools import cached_property
 
 import attrs
 
+from message_store.base.kinds import require_kind, require_whole
 from message_store.format import properties as names
+from message_store.format.java_numbers import INT_MAX
 from message_store.format.record_layout import (
     MAGIC_V1,
     SYS_BORN_HOST_IPV6,
@@ -60,7 +62,7 @@ class Message:
 
     ``tags`` is RocketMQ's single tag, ``keys`` are what it can be looked up by, ``properties`` are
     the user's own. ``unique_key`` is the client's message id; the store makes one when it is None;
-    an empty one is refused.
+    an empty one is refused. Raises BadFieldError for what is of another kind.
     """
 
     topic: str
@@ -73,6 +75,15 @@ class Message:
     unique_key: str | None = None
 
     def __attrs_post_init__(self) -> None:  # a validator a field takes three times as long
+        if type(self.queue_id) is not int or type(self.flag) is not int:
+            require_whole("queue_id", self.queue_id, -INT_MAX - 1, INT_MAX)
+            require_whole("flag", self.flag, -INT_MAX - 1, INT_MAX)
+        if type(self.topic) is not str:
+            require_kind("topic", self.topic, str)
+        if self.tags is not None and type(self.tags) is not str:
+            require_kind("tags", self.tags, str | None)
+        if self.unique_key is not None and type(self.unique_key) is not str:
+            require_kind("unique_key", self.unique_key, str | None)
         if not self.topic:
             raise ValueError("'topic' must not be empty")
         if self.queue_id < 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from consumer_groups import (
@@ -50,6 +51,19 @@ ARGUMENTS = [
     for name in inspect.signature(open_it).parameters
     if (opening, name) != ("any", "path")  # Python's own TypeError
 ]
+
+
+@pytest.mark.parametrize("name", ["topic", "tags", "queue_id", "flag", "unique_key"])
+@pytest.mark.parametrize("wrong", [1.0, True, np.True_, 1.5, b"x", (), object()])
+def test_a_field_of_a_message_of_another_kind_is_refused_by_name(name: str, wrong: object) -> None:
+    """A queue of 1.0 was taken, and the message was found by nobody."""
+    fields: dict[str, Any] = {"topic": "orders", "body": b"body", name: wrong}
+    with pytest.raises(BadFieldError, match=name):
+        Message(**fields)
+
+
+def test_a_number_of_a_column_is_a_queue_id() -> None:
+    assert Message("orders", b"body", queue_id=np.int32(3)).queue_id == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("opening", "name"), ARGUMENTS)
