@@ -38,7 +38,7 @@ def whole(first: int, last: int) -> Callable[[object, Any, object], None]:
 def takes(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a method refuse arguments that are of another kind, by BadFieldError, before it begins.
 
-    It costs half a microsecond. A method that takes not much longer asks ``require_kind`` when it
+    It costs a microsecond. A method that takes not much longer asks ``require_kind`` when it
     has failed.
     """
 

@@ -25,6 +25,20 @@ COUNT = 4
 PLACE_BYTES, ENTRY_BYTES = 8, 20
 
 
+def queue_file(
+    root: Path, engine: EngineName, clock: ManualClock, count: int, *, is_killed: bool
+) -> Path:
+    """The queue of a store that was left with so many messages of one time."""
+    store = open_store(root, engine=engine, clock=clock)
+    for number in range(count):
+        store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
+    if is_killed:
+        store.abandon()  # type: ignore[attr-defined]
+    else:
+        store.close()
+    return min((root / "consumequeue" / ENGINES[engine]).iterdir())
+
+
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_leads_to_the_record_of_another_is_made_anew(
@@ -32,14 +46,7 @@ def test_what_leads_to_the_record_of_another_is_made_anew(
 ) -> None:
     for damaged, other in itertools.permutations(range(COUNT), 2):
         root, clock = tmp_path / f"{damaged}-{other}", ManualClock(START_MS)
-        store = open_store(root, engine=engine, clock=clock)
-        for number in range(COUNT):
-            store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
-        if is_killed:
-            store.abandon()  # type: ignore[attr-defined]
-        else:
-            store.close()
-        path = min((root / "consumequeue" / ENGINES[engine]).iterdir())
+        path = queue_file(root, engine, clock, COUNT, is_killed=is_killed)
         with path.open("r+b") as file:
             file.seek(ENTRY_BYTES * other)
             place = file.read(PLACE_BYTES)
@@ -67,14 +74,7 @@ def test_a_queue_whose_entries_have_moved_loses_no_more_than_was_damaged(
 ) -> None:
     """Each record names the place before, or behind, that of its entry; it tells nothing then."""
     clock, count = ManualClock(START_MS), 8
-    store = open_store(tmp_path, engine=engine, clock=clock)
-    for number in range(count):
-        store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
-    if is_killed:
-        store.abandon()  # type: ignore[attr-defined]
-    else:
-        store.close()
-    path = min((tmp_path / "consumequeue" / ENGINES[engine]).iterdir())
+    path = queue_file(tmp_path, engine, clock, count, is_killed=is_killed)
     content = path.read_bytes()
     entries = [content[ENTRY_BYTES * row :][:ENTRY_BYTES] for row in range(count)]
     entries = entries[:1] + entries if is_first_twice else entries[1:]
