@@ -5,57 +5,24 @@ After a crash the queues may lag behind the log. A broker dispatches the log's t
 starts; here its level records are noted instead, and count as pending.
 """
 
-from pathlib import Path
-
 import attrs
 import numpy as np
 
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import ExpectedUnits, LogNotes, take_notes
 from message_store.files.array_room import new_array
-from message_store.files.segments import SegmentReader, list_directories
+from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.commit_log import (
-    NO_TIME,
     first_store_times,
-    read_store_times,
 )
-from message_store.reading.consume_queue import UnitArray, is_filled, read_last_entry
+from message_store.reading.consume_queue import UnitArray, is_filled
+from message_store.reading.indexed_end import IndexedEnd, find_indexed_end
 
 _NEWEST_ENTRIES = 1_024
-
-
-@attrs.frozen
-class IndexedEnd:
-    """Up to where the log stands in consume queues, and when the last such record was stored."""
-
-    log_offset: int
-    store_timestamp_ms: int = NO_TIME
-
-
-def find_indexed_end(
-    root: Path, log: SegmentReader, *, queue_file_bytes: int | None = None
-) -> IndexedEnd:
-    """The end of the newest record that any consume queue of the store points to.
-
-    Entries whose record is not where they say are skipped.
-    """
-    queues = StoreRoot(root).consume_queues
-    directories = [queue for topic in list_directories(queues) for queue in list_directories(topic)]
-    units = [
-        read_last_entry(directory, file_bytes=queue_file_bytes).units for directory in directories
-    ]
-    if not any(map(len, units)):
-        return IndexedEnd(log.min_offset)
-    last = np.concatenate(units)
-    offsets, sizes = (last[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
-    times = read_store_times(log, offsets, sizes)
-    ends = np.where(times == NO_TIME, log.min_offset, offsets + sizes)
-    newest = int(ends.argmax())
-    return IndexedEnd(int(ends[newest]), int(times[newest]))
 
 
 def indexed_ends(queues: tuple[LevelQueue, ...], log: SegmentReader) -> dict[int, int]:

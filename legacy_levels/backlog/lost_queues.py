@@ -17,7 +17,6 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queues
 from legacy_levels.copies.log_notes import take_notes
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
@@ -37,6 +36,7 @@ from message_store.reading.consume_queue import (
     is_filled,
     read_queue,
 )
+from message_store.reading.indexed_end import find_indexed_end
 
 _ENTRIES = ("entry", "entries")
 

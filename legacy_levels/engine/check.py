@@ -122,8 +122,8 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             Severity.WARNING,
             f"level {level}",
             f"its queue had {counted(count, *_ENTRIES)} of which the log says that they are others",
-            "a broker delivers one message twice and another not at all; this store has made the"
-            " entries anew from the log",
+            "a broker passes over such a message, or delivers another twice; here the entries were"
+            " made anew from the log",
             "look for damage to the disk",
         )
     if state.already_delivered:

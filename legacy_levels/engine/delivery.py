@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
-from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
+from legacy_levels.engine.repair import WrongUnits, find_wrong_units
 from legacy_levels.engine.state import LevelState, SkippedMessage
 from legacy_levels.engine.waiting_records import (
     are_plain_numbers,
@@ -263,7 +263,7 @@ class LevelDelivery:
         most = most + len(held)
         cursor = self._state.cursors[level]
         entries = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
-        if self._corrects_due_times(entries, now_ms):
+        if self._corrects_units(entries, now_ms):
             entries = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
         self._blocked_until_ms.pop(level, None)
         if held:
@@ -273,19 +273,25 @@ class LevelDelivery:
             entries = self._cut_at_poison(entries, now_ms)
         return entries
 
-    def _corrects_due_times(self, entries: DueEntries, now_ms: int) -> bool:
-        """Put right due times that damage has made too early; whether there were any."""
+    def _corrects_units(self, entries: DueEntries, now_ms: int) -> bool:
+        """Put right lengths that damage has changed, and due times that it has made too early;
+        whether there were any.
+        """
         live, level = self._state.live, entries.level
         if not len(entries) or level > live.levels.max_level:
             return False
-        wrong = find_wrong_due_times(live, level, entries.units)
-        is_early = wrong.units["tags_code"] > now_ms
-        if not is_early.any():
+        sizes, times = find_wrong_units(live, level, entries.queue_offset, entries.units)
+        is_early = times.units["tags_code"] > now_ms
+        early = WrongUnits(times.rows[is_early], times.units[is_early])
+        for wrong, told in (
+            (sizes, self._state.mended_entries),
+            (early, self._state.corrected_due_times),
+        ):
+            wrong.write(live, level, entries.queue_offset[wrong.rows])
+            if len(wrong.rows):
+                told[level] = told.get(level, 0) + len(wrong.rows)
+        if not len(sizes.rows) and not len(early.rows):
             return False
-        early = WrongDueTimes(wrong.rows[is_early], wrong.units[is_early])
-        early.write(live, level, entries.queue_offset[early.rows])
-        corrected = self._state.corrected_due_times
-        corrected[level] = corrected.get(level, 0) + len(early.rows)
         self._state.cursors[level].rescan()
         return True
 

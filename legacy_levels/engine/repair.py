@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs wrong entries of level queues: due times are computed again, and half neutral entries are
-completed. Messages of another level table are refused.
+"""Repairs wrong entries of level queues: due times are computed again, lengths are taken from the
+records, and half neutral entries are completed. Messages of another level table are refused.
 
 A broker of 4.9 that rebuilds a queue after a crash writes the hash of the tag instead of the due
 time. It then delivers everything at once. Here the due time itself is restored.
@@ -37,14 +37,14 @@ def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
 
     Due times rise along a queue, and the newest is a delay from now at most. Only units that differ
     are compared with their records, so that a store that is in order is opened without reading its
-    log; and the last one, whose time none behind it limits. ``find_wrong_due_times`` looks at the
-    others when they are due.
+    log; and the last one, whose time none behind it limits. ``find_wrong_units`` looks at others
+    when they are due.
     """
     if cursor.level > live.levels.max_level:
         return 0
     latest_ms = live.clock.now_ms() + live.levels.delay_ms(cursor.level)
     is_plausible = cursor.next_due_ms > PLAUSIBLE_DUE_MS and cursor.newest_ms <= latest_ms
-    is_plausible &= not len(find_wrong_due_times(live, cursor.level, cursor.last_unit()).rows)
+    is_plausible &= not len(_wrong_due_times(live, cursor.level, cursor.last_unit()).rows)
     if not len(cursor) or (is_plausible and cursor.is_in_order):
         return 0
     repaired = damaged = 0
@@ -58,7 +58,7 @@ def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
         doubted |= (due_ms > behind_ms) | (due_ms > latest_ms)
         doubted[-1:] = True
         rows, newest_ms = rows[doubted], int(due_ms.max(initial=newest_ms))
-        wrong = find_wrong_due_times(live, cursor.level, units[rows])
+        wrong = _wrong_due_times(live, cursor.level, units[rows])
         replaced = units["tags_code"][rows[wrong.rows]].astype(np.int64)
         damaged += int((replaced != replaced.astype(np.int32)).sum())  # no hash of a tag
         repaired += len(wrong.rows)
@@ -69,35 +69,64 @@ def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
 
 
 @attrs.frozen(eq=False)
-class WrongDueTimes:
-    """Rows of units whose due time is not that of their record, and what it should be."""
+class WrongUnits:
+    """Rows of units that do not say what their records do, and what they should be."""
 
     rows: Int64Array
     units: UnitArray
 
     def write(self, live: LiveStore, level: int, queue_offsets: Int64Array) -> None:
-        """Put the right times into the queue. Raises TargetError."""
+        """Put the right units into the queue. Raises TargetError."""
         queue = live.queue(LEVEL_TOPIC, level - 1)
         for queue_offset, unit in zip(queue_offsets.tolist(), self.units, strict=True):
             queue.overwrite(queue_offset, *unit.tolist())
 
 
-def find_wrong_due_times(live: LiveStore, level: int, units: UnitArray) -> WrongDueTimes:
+def find_wrong_units(
+    live: LiveStore, level: int, queue_offsets: Int64Array, units: UnitArray
+) -> tuple[WrongUnits, WrongUnits]:
+    """Those whose length is not that of their record, and those with another due time than that.
+
+    The record is right if it says that it is that entry of that queue, and is whole.
+    """
+    stored_ms = _stored_ms(live, units)
+    right, rows = units.copy(), []
+    for row in np.flatnonzero(stored_ms == NO_TIME).tolist():
+        offset = int(units["commit_log_offset"][row])
+        if (head := live.log.head(offset)) is None:
+            continue
+        record = live.log.readable_record(offset, head["size_bytes"])
+        if record is None or record.topic != LEVEL_TOPIC:
+            continue
+        if (record.queue_id, record.queue_offset) == (level - 1, queue_offsets[row]):
+            right["size_bytes"][row] = head["size_bytes"]
+            rows.append(row)
+    wrong = np.array(rows, np.int64)
+    return WrongUnits(wrong, right[wrong]), _wrong_due_times(live, level, units, stored_ms)
+
+
+def _stored_ms(live: LiveStore, units: UnitArray) -> Int64Array:
+    offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+    return live.log.store_times_ms(offsets, sizes)
+
+
+def _wrong_due_times(
+    live: LiveStore, level: int, units: UnitArray, stored_ms: Int64Array | None = None
+) -> WrongUnits:
     """Compare due times with store times: a delay is whole seconds, and none is negative.
 
     So a single flipped bit shows, because no power of two is a multiple of a thousand; and the
     delay of another level table does not, because a message keeps its due time. What is due at once
     is due when it was stored. 4.9 leaves the hash of a tag where it has rebuilt a queue.
     """
-    offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
-    stored_ms = live.log.store_times_ms(offsets, sizes)
+    stored_ms = _stored_ms(live, units) if stored_ms is None else stored_ms
     delays_ms = units["tags_code"].astype(np.int64) - stored_ms
     delay_ms = live.levels.delay_ms(level)
     is_wrong = (delays_ms < 0) | (delays_ms % WHOLE_DELAY_MS != 0)
     rows = np.flatnonzero((stored_ms != NO_TIME) & is_wrong & (delays_ms != delay_ms))
     right = units[rows]
     right["tags_code"] = stored_ms[rows] + delay_ms  # as 64 bits have it
-    return WrongDueTimes(rows, right)
+    return WrongUnits(rows, right)
 
 
 def finish_half_neutral(live: LiveStore, cursor: LevelCursor) -> int:

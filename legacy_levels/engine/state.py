@@ -131,7 +131,7 @@ class LevelState:
     ``already_delivered`` is how much of what the offsets say waits was delivered before a kill,
     ``to_repeat`` the queue offsets of that where it will be delivered again. ``left_alone`` are
     levels that the table does not have, ``corrected_due_times`` how many of each level were not
-    those of their records, ``mended_entries`` how many entries led to the records of others.
+    those of their records, ``mended_entries`` how many entries did not lead to their records.
     """
 
     live: LiveStore

@@ -7,9 +7,9 @@ was received first. Records that a broker delivered name none. They belong to th
 their unique key and topic that was not delivered yet.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -39,6 +39,7 @@ from message_store.kernels.properties import find_value
 from message_store.kernels.raw_memory import address_of, load_i32
 from message_store.kernels.text import equal_bytes
 from message_store.reading.commit_log import LogWalk
+from message_store.reading.indexed_end import find_claimed_end
 from message_store.reading.looking import looking_at
 from message_store.redelivery.lineage import first_offset, first_offset_at
 from message_store.writing.store import LiveStore
@@ -47,6 +48,9 @@ _KEY = np.frombuffer(UNIQUE_KEY.encode(), np.uint8)
 _KEY_NAME_BYTES = len(UNIQUE_KEY)
 _COUNT, _STOPPED_AT, _WHY = range(3)
 _OFFSET, _SIZE = range(2)
+TellPlace: TypeAlias = Callable[[int], None]
+"""Is told where in the log no record can be read: it may be one of the message."""
+
 _MOST_AT_ONCE = (8 << 20) // SMALLEST_RECORD_BYTES
 """More records than a buffer of the walk can hold, unless one of them is very large."""
 
@@ -92,12 +96,18 @@ def find_of_message(
 
 
 def find_records(
-    reader: SegmentReader, unique_key: str | None, *, first: int = -1, known_end: int = 0
+    reader: SegmentReader,
+    unique_key: str | None,
+    tell_damage: TellPlace,
+    *,
+    first: int = -1,
+    known_end: int = 0,
 ) -> list[StoredMessage]:
     """The records of a log that have a unique key, or name the record at ``first``; in order.
 
-    Below ``known_end`` damage is stepped over, as ``LogWalk`` does. Bodies are not checked, and a
-    record that cannot be decoded is left out. Raises SourceError where the disk refuses.
+    Below ``known_end`` damage is stepped over, as ``LogWalk`` does, and told. Bodies are not
+    checked, and a record that cannot be decoded is left out. Raises SourceError where the disk
+    refuses.
     """
     key = np.frombuffer((unique_key or "").encode("utf-8", "surrogatepass"), np.uint8)
     rows, found = np.empty((2, _MOST_AT_ONCE), np.int64), np.zeros(3, np.int64)
@@ -115,6 +125,8 @@ def find_records(
         walk.run(reader.min_offset, visit, stop_at=known_end)
     else:
         walk.run(reader.min_offset, visit)
+    for damaged in walk.damaged_places:
+        tell_damage(damaged)
     records = (record_at(reader, *place) for place in places)
     return [record for record in records if record is not None]
 
@@ -142,7 +154,13 @@ _ID_BYTES = (16, 28)
 """Of an offset message id: address, port and offset, with 4 or 16 bytes of address."""
 
 
-def trace_directory(path: Path | str, unique_key: str) -> list[TraceStep]:
+def untold(place: int) -> None:
+    """Where nobody is told of damage."""
+
+
+def trace_directory(
+    path: Path | str, unique_key: str, tell_damage: TellPlace = untold
+) -> list[TraceStep]:
     """Every record of a unique key in the log of a store that is only looked at, in order.
 
     The store may be a broker's, or open in another process of ours. Raises SourceError for a
@@ -151,10 +169,13 @@ def trace_directory(path: Path | str, unique_key: str) -> list[TraceStep]:
     root = StoreRoot(path)
     root.require_readable()
     with looking_at(root), open_log(root) as reader:
-        return list(tell(find_records(reader, unique_key)))
+        end = find_claimed_end(root.path, reader)
+        return list(tell(find_records(reader, unique_key, tell_damage, known_end=end)))
 
 
-def trace_offset_id(path: Path | str, offset_id: str) -> list[TraceStep]:
+def trace_offset_id(
+    path: Path | str, offset_id: str, tell_damage: TellPlace = untold
+) -> list[TraceStep]:
     """The same for the message of which a record has this offset message id.
 
     Raises BadFieldError for text that is no such id.
@@ -165,14 +186,15 @@ def trace_offset_id(path: Path | str, offset_id: str) -> list[TraceStep]:
         record = record_at(reader, offset)
         if record is None:
             return []
-        found = find_records(reader, record.unique_key, first=first_offset(record))
+        first, end = first_offset(record), find_claimed_end(root.path, reader)
+        found = find_records(reader, record.unique_key, tell_damage, first=first, known_end=end)
         return only_life_of(list(tell(found)), offset)
 
 
-def trace_log(live: LiveStore, unique_key: str) -> list[TraceStep]:
+def trace_log(live: LiveStore, unique_key: str, tell_damage: TellPlace = untold) -> list[TraceStep]:
     """The same for a store that is open; whoever calls holds its lock."""
     with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
-        return list(tell(find_records(reader, unique_key, known_end=live.log.end)))
+        return list(tell(find_records(reader, unique_key, tell_damage, known_end=live.log.end)))
 
 
 def offset_of_id(offset_id: str) -> int:

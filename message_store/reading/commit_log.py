@@ -113,12 +113,10 @@ class LogWalk:
             end = offset if place else end
             if why == FILE_ENDS:
                 offset = self._end_of(segment)
-            elif why == NO_RECORD or (place == 0 and length == room):
+            elif why == NO_RECORD or (place == 0 and length in (room, stop_at - offset)):
                 if offset >= self._known_end:
                     return end
                 offset = self._next_record(offset, segment)
-            elif place == 0 and offset + length == stop_at:
-                return end
             elif place == 0 or len(self._buffer) < _WINDOW_BYTES:
                 # A small beginning, because most walks are short; and then a large record.
                 self._buffer = np.zeros(2 * len(self._buffer), np.uint8)

@@ -4,7 +4,6 @@
 import json
 from collections.abc import Iterator
 
-from legacy_levels.backlog.log_tail import find_indexed_end
 from message_store.base.printable import counted, printable
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
@@ -25,6 +24,7 @@ from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
+from message_store.reading.indexed_end import find_indexed_end
 from message_store.writing.losses import cut_log
 from migrate.check.record_walk import EXAMPLES
 from migrate.check.snapshot import StoreSnapshot, whole_number

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.backlog.lost_queues import cut_queues_of
 from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.neutral_units import is_message
@@ -34,6 +33,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import BLANK_RECORD
 from message_store.reading.commit_log import find_log_end, first_store_times
 from message_store.reading.consume_queue import read_last_entry, read_queue
+from message_store.reading.indexed_end import find_indexed_end
 from message_store.writing.losses import require_whole_log
 from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings

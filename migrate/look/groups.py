@@ -31,7 +31,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.interface.delay_store import Pending
 from message_store.interface.message_life import MessageState
-from message_store.life.trace import trace_directory
+from message_store.life.trace import TellPlace, trace_directory, untold
 from message_store.reading.consume_queue import UnitArray, read_queue
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import LookedAtTopic
@@ -173,12 +173,17 @@ def look_at_dead_letters(
 
 
 def look_at_state(
-    path: Path, unique_key: str, group: str | None = None, *, now_ms: int
+    path: Path,
+    unique_key: str,
+    group: str | None = None,
+    tell_damage: TellPlace = untold,
+    *,
+    now_ms: int,
 ) -> MessageState:
     """Where in its life the newest message with a unique key is; see ``message_state``.
 
-    Nothing is in flight: that only the process knows that has the store. Nothing is written. Raises
-    as ``look_at_groups``.
+    Nothing is in flight: that only the process knows that has the store. ``tell_damage`` is told of
+    log offsets at which no record can be read. Nothing is written. Raises as ``look_at_groups``.
     """
     queues = StoreRoot(path).consume_queues / LEVEL_TOPIC
 
@@ -188,10 +193,13 @@ def look_at_state(
     with looking_at(StoreRoot(path)) as is_beside:
         for _ in range(_MOST_LOOKS):
             with _groups_of(path, now_ms) as store:
-                steps = trace_directory(path, unique_key)
+                unread: list[int] = []
+                steps = trace_directory(path, unique_key, unread.append)
                 state = state_by_steps(store, steps, unique_key, group, level_units)
             if state is not MessageState.UNKNOWN or not (is_beside and steps):
                 break  # else it may have been delivered between two looks
+        for place in unread:
+            tell_damage(place)
         return state
 
 

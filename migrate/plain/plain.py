@@ -16,7 +16,6 @@ from warnings import catch_warnings, simplefilter
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import SystemClock
@@ -44,6 +43,7 @@ from message_store.files.store_root import StoreRoot, require_apart
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import is_filled, is_pre_blank
+from message_store.reading.indexed_end import find_indexed_end
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import attrs
 
-from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import BadFieldError, DelayStoreError, OptionsError
 from message_store.base.printable import counted, listed
@@ -33,6 +32,7 @@ from message_store.format.members.epoch_file import decode_epochs
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
 from message_store.reading.commit_log import find_log_end, start_of_last_used_file
 from message_store.reading.entries import find_last_entry, record_offset
+from message_store.reading.indexed_end import find_indexed_end
 
 EPOCHS_NAME = "epochFileCheckpoint"
 IDENTITY_NAME = "brokerIdentity"

@@ -11,9 +11,11 @@ from consumer_groups import GroupStore, consumer_group, message_state
 from consumer_groups.received import Received
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, MemoryStore, Message, Receipt
 from message_store.base.errors import BadFieldError, SourceError
+from message_store.format.record_layout import HEAD_V4_V4
 from message_store.interface.message_life import Event, MessageState
 from message_store.life.by_key import cancel_by_key, find_receipts, trace_message
 from message_store.life.trace import offset_of_id, trace_directory, trace_offset_id
+from tests.faults.damage import flip
 from tests.faults.engines import ENGINES
 
 START_MS = 1_793_000_000_000
@@ -233,6 +235,29 @@ def test_a_log_is_read_beside_its_owner(tmp_path: Path, engine: str, clock: Manu
     assert trace_directory(folder, "NEVER") == []
     nowhere = told[0].record.offset_message_id[:-16] + f"{1 << 40:016X}"
     assert trace_offset_id(folder, nowhere) == []
+
+
+@pytest.mark.parametrize("which", [0, 1, 3], ids=["first", "inner", "last"])
+@pytest.mark.parametrize("engine", ON_FILES)
+def test_a_damaged_head_hides_no_other_record_and_is_told(
+    tmp_path: Path, engine: str, which: int, clock: ManualClock
+) -> None:
+    """Every bit of the length, the magic and the log offset, which say where the next record is."""
+    folder, keys = tmp_path / "store", ["A", "B", "C", "D"]
+    with opened(engine, folder, clock) as store:
+        places = [store.schedule(message(k), AfterMs(60_000)).commit_log_offset for k in keys]
+    [log, *_] = sorted((folder / "commitlog").iterdir())
+    others = [key for key in keys if key != keys[which]]
+    for field, size in {"size_bytes": 4, "magic": 4, "commit_log_offset": 8}.items():
+        for bit in range(8 * size):
+            at = places[which] + HEAD_V4_V4.offset_of(field) + bit // 8
+            flip(log, at, bit % 8)
+            for key in others:
+                told: list[int] = []
+                assert len(trace_directory(folder, key, told.append)) == 1, (field, bit, key)
+                assert told == [places[which]], (field, bit, key)
+            flip(log, at, bit % 8)
+    assert len(trace_directory(folder, keys[which])) == 1
 
 
 @pytest.mark.parametrize("text", ["", "no id", "00" * 15, "7F"])

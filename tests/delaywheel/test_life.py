@@ -12,7 +12,9 @@ import cli
 from consumer_groups import consumer_group, message_state
 from delaywheel import open_store
 from message_store import AfterMs, ManualClock, Message
+from message_store.format.record_layout import HEAD_V4_V4
 from message_store.reading.engine_choice import EngineName
+from tests.faults.damage import flip
 
 NOW = "2026-01-02T03:04:05Z"
 NOW_MS = 1_767_323_045_000
@@ -52,6 +54,39 @@ def test_who_schedules_once_more_stores_nothing(engine: str, place: Path) -> Non
         run("run", place, "--now", "2026-01-02T03:06:00Z")
     assert [each["body"] for each in lines("read", place, "orders")] == ["cancel 42"]
     assert run(*words, "--now", NOW).exit_code == cli.USAGE
+
+
+@ENGINES
+def test_where_the_log_cannot_be_read_nothing_is_told_as_known(engine: str, place: Path) -> None:
+    """A bit of the length of one record: the others are found, and what may be hidden is said."""
+    first, damaged, last = (schedule(place, engine, key) for key in ("K1", "K2", "K3"))
+    [log] = (place / "commitlog").iterdir()
+    flip(log, damaged["commit_log_offset"] + HEAD_V4_V4.offset_of("size_bytes") + 2, 7)
+    where = f"cannot be read at offset {damaged['commit_log_offset']}"
+    for key, whole in (("K1", first), ("K2", None), ("K3", last)):
+        traced, state = (run(verb, place, key, "--now", NOW) for verb in ("trace", "state"))
+        assert (traced.exit_code, state.exit_code) == (cli.FINDINGS, cli.FINDINGS)
+        assert where in traced.stderr
+        assert where in state.stderr
+        assert state.stdout.split() == ["pending" if whole else "unknown"]
+        words = ("schedule", place, "--topic", "orders", "--body", "again", "--after", "1m")
+        again = run(*words, "--once", "--unique-key", key, "--now", NOW)
+        assert again.exit_code == (cli.DONE if whole else cli.SOURCE_UNREADABLE), again.output
+        assert "nothing is stored" in again.stderr
+        assert len(lines("trace", place, key, "--now", NOW, code=cli.FINDINGS)) == bool(whole)
+
+
+@pytest.mark.parametrize("verb", ["pending", "state", "export"])
+def test_what_no_broker_reads_any_more_is_not_passed_over(verb: str, place: Path) -> None:
+    """A wheel that rested for longer than its ring is: a broker leaps, and `run` delivers."""
+    schedule(place, "wheel", "K1")
+    words = {"state": ["K1"], "export": [place.with_suffix(".parquet")]}.get(verb, [])
+    late = NOW_MS + 8 * 86_400_000
+    asked = run(verb, place, *words, "--now", late)
+    assert asked.exit_code == cli.SOURCE_UNREADABLE, asked.output
+    assert "1 unit is in slots that a broker no longer reads" in asked.stderr
+    assert [each["unique_key"] for each in lines("run", place, "--now", late, "--json")] == ["K1"]
+    assert run("pending", place, "--now", late).exit_code == cli.DONE
 
 
 @ENGINES

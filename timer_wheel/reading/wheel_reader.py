@@ -219,9 +219,11 @@ def read_wheel_store(
             wheel, units, begin_position=begin, read_time_ms=read_time_ms, precision_ms=precision_ms
         )
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
+        passed = _passed(revised, units, hand_ms, read_time_ms, precision_ms)
         if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
-            alone = alone[:0]
-        alone = alone[alone >= commit_log.min_offset]  # retention takes messages that are due
+            alone, passed = alone[:0], passed[:0]
+        # retention takes messages that are due
+        alone, passed = (each[each >= commit_log.min_offset] for each in (alone, passed))
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
         timers, recalled = left.timers, of(left.timers)
@@ -244,6 +246,7 @@ def read_wheel_store(
         timeline=left.timeline,
         placed_again_count=left.placed_again_count,
         unlinked_count=len(np.setdiff1d(alone, timers.commit_log_offset)),
+        passed_count=len(passed),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
 
@@ -257,6 +260,23 @@ def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms:
     times[at >= 0] = units.slot_time_ms[at[at >= 0]]
     told = precision_of_slots(wheel.slots, times, hand_ms)
     return told or precision_of_units(units, hand_ms) or DEFAULT_PRECISION_MS
+
+
+def _passed(
+    wheel: WheelSlots, units: TimerUnits, hand_ms: int, read_time_ms: int, precision_ms: int
+) -> Int64Array:
+    """Where the records are of units in slots that the hand had yet to read, and from which it
+    leaps: a broker that starts reads no slot that is further back than the ring is long.
+    """
+    time_units = wheel.slots["time_units"]
+    is_in_its_place = time_units % WHEEL_SLOTS == wheel.index
+    first, stop = max(1, hand_ms // precision_ms), read_time_ms // precision_ms
+    passed = wheel.slots[is_in_its_place & (time_units >= first) & (time_units < stop)]
+    chains = walk_chains(
+        units.index_at(passed["last_position"]),
+        units.index_at(units.units["previous_position"].astype(np.int64)),
+    )
+    return units.units["commit_log_offset"][chains.unit_indexes].astype(np.int64)
 
 
 def _placed(

@@ -38,7 +38,7 @@ from delaywheel.terminal.render.printer import OutputError
 from delaywheel.terminal.verb import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.base.clock import ManualClock
 from message_store.base.durations import DURATION_FORMS
-from message_store.base.errors import DelayStoreError
+from message_store.base.errors import DelayStoreError, FormatError
 from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
 from message_store.interface.runner import DEFAULT_POLL_MS, run_store
@@ -64,7 +64,8 @@ LEAP_MS = 3_600_000
 @click.option(
     "--once",
     is_flag=True,
-    help="Store nothing if the log has a message with this --unique-key, whatever became of it.",
+    help="Store nothing if the log has a message with this --unique-key, whatever became of it, or"
+    " cannot be read where it may have one.",
 )
 @limit_options
 @engine_options
@@ -105,10 +106,21 @@ def schedule(output: "Output", store: Path, once: bool, **given: Any) -> None:
 
 
 def _is_known(engine: Any, unique_key: str) -> bool:
-    """Whether any record of the log has this key."""
-    from message_store.life.by_key import trace_message
+    """Whether any record of the log has this key. Raises FormatError where only one that cannot be
+    read may have it.
+    """
+    from message_store.life.trace import trace_log
 
-    return bool(trace_message(engine, unique_key))
+    unread: list[int] = []
+    with engine.lock:
+        is_known = bool(trace_log(engine.live, unique_key, unread.append))
+    if unread and not is_known:
+        raise FormatError(
+            f"{unique_key}: whether this key is in the log is not known, and nothing is stored;"
+            " without --once it is stored all the same: the log cannot be read",
+            offset=unread[0],
+        )
+    return is_known
 
 
 def _scheduled(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``trace``, ``state``, ``cancel`` and ``reschedule``: one message, by its handle or unique key."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,7 +49,8 @@ def trace(
     messages that share a unique key, each has a first_offset of its own. One JSON object a line; on
     a terminal, unless --json is given, one record a line for people.
 
-    A cancel in a delay level leaves no record. Ends with exit code 1 where nothing is found.
+    A cancel in a delay level leaves no record. Ends with exit code 1 where nothing is found, or the
+    log cannot be read everywhere.
     """
     if (unique_key is None) == (offset_id is None):
         raise click.UsageError("give exactly one of KEY and --id")
@@ -60,15 +62,17 @@ def trace(
         except BadFieldError as error:
             raise click.BadParameter(str(error), param_hint="--id") from error
     output.tell_of_writer(store)
+    unread: list[int] = []
     if offset_id is not None:
-        steps = trace_offset_id(store, offset_id)
+        steps = trace_offset_id(store, offset_id, unread.append)
     else:
-        steps = trace_directory(store, unique_key or "")
+        steps = trace_directory(store, unique_key or "", unread.append)
     output.trace(steps, now_ms, is_full=full)
     if not steps:
         what = f"id {offset_id}" if unique_key is None else f"unique key {unique_key}"
         output.warn(f"{store}: no record of the log has the {what}{_log_start(store)}")
-    click.get_current_context().exit(DONE if steps else FINDINGS)
+    output.warnings(_unread(store, unread))
+    click.get_current_context().exit(DONE if steps and not unread else FINDINGS)
 
 
 @verb("delaywheel state /tmp/orders order-42 --group billing")
@@ -85,7 +89,8 @@ def state(output: "Output", store: Path, unique_key: str, group: str | None, now
     one that has not acknowledged it decides.
 
     The store is only read, also while another process has it open. Which messages are in flight
-    only that process knows: they are delivered here. Ends with exit code 1 for unknown.
+    only that process knows: they are delivered here. Ends with exit code 1 for unknown, and where
+    the log cannot be read everywhere.
     """
     with loading(output):
         from message_store.interface.message_life import MessageState
@@ -93,12 +98,22 @@ def state(output: "Output", store: Path, unique_key: str, group: str | None, now
     output.tell_of_writer(store)
     if group is not None:
         require_group(store, group, now_ms, "--group")
-    found = look_at_state(store, unique_key, group, now_ms=now_ms)
+    unread: list[int] = []
+    found = look_at_state(store, unique_key, group, unread.append, now_ms=now_ms)
     is_unknown = found is MessageState.UNKNOWN
     output.result(lambda: {"unique_key": unique_key, "state": found.value}, [found.value])
     if is_unknown and (start := _log_start(store)):
         output.warn(f"{store}{start}")
-    click.get_current_context().exit(FINDINGS if is_unknown else DONE)
+    output.warnings(_unread(store, unread))
+    click.get_current_context().exit(FINDINGS if is_unknown or unread else DONE)
+
+
+def _unread(store: Path, places: list[int]) -> Iterator[str]:
+    """That a record of the message may be where the log cannot be read."""
+    if places:
+        more = f" and at {len(places) - 1:,} more" if places[1:] else ""
+        where = f"{store}: the log cannot be read at offset {places[0]:,}{more}"
+        yield f"{where}; a record there may be of this message"
 
 
 def _log_start(store: Path) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
-from legacy_levels.backlog.log_tail import find_indexed_end, read_tail
+from legacy_levels.backlog.log_tail import read_tail
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies import log_notes
 from legacy_levels.copies.kernels import DIGEST_1
@@ -23,6 +23,7 @@ from message_store.base.errors import FormatError
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.indexed_end import find_indexed_end
 from tests.faults.damage import flip
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (

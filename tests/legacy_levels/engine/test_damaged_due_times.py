@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flipped bit in a due time hurries no message, holds none back for ever, and is told."""
+"""A flipped bit in the due time or the length of an entry hurries no message, holds none back for
+ever, and is told.
+"""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from legacy_levels import LevelRules
 from message_store import AtLevel, AtMs, DelayLevels
 from message_store.format.java_numbers import LONG_MAX
+from tests.faults.damage import flip
 from tests.legacy_levels.level_stores import START_MS, Bench, message
 
 DAY_MS = 86_400_000
@@ -20,14 +22,31 @@ BITS = [
 ]
 
 
-def _flip(bench: Bench, queue_offset: int, bit: int) -> None:
+def _flip(bench: Bench, queue_offset: int, bit: int, *, at: int = 12, size: int = 8) -> None:
+    """A bit of the due time of an entry, or of what ``size`` bytes are ``at`` another place."""
     path = min((bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/2").iterdir())
-    with path.open("r+b") as file:
-        place = 20 * queue_offset + 12
-        file.seek(place)
-        [due_ms] = struct.unpack(">Q", file.read(8))
-        file.seek(place)
-        file.write(struct.pack(">Q", due_ms ^ 1 << bit))
+    flip(path, 20 * queue_offset + at + size - 1 - bit // 8, bit % 8)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("queue_offset", [0, 1, 2])
+def test_a_flipped_bit_in_a_length_loses_no_message(
+    tmp_path: Path, queue_offset: int, is_async: bool
+) -> None:
+    """Any of the 32: the record is whole, and says which entry it is."""
+    rules, bodies = LevelRules(async_delivery=is_async), {b"body 0", b"body 1", b"body 2"}
+    for bit in range(32):
+        bench = Bench(tmp_path / f"store-{bit}")
+        with bench.open() as store:
+            for number in range(3):
+                store.schedule(message(number), AtLevel(3))
+                bench.clock.tick(2_000)
+        _flip(bench, queue_offset, bit, at=8, size=4)
+        with bench.open(rules=rules) as store:
+            came = bench.advance(store, 3_999) + bench.advance(store, 4_001)
+            assert (sorted(came), bodies) == (sorted(bodies), set(came)), bit
+            problems = [each.problem for each in store.check()]
+        assert bit == 31 or any("1 entry" in each for each in problems), (bit, problems)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
