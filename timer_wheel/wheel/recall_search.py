@@ -32,6 +32,7 @@ from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, fact
 from timer_wheel.timers.unit_kernels import TOPIC_HASH, may_be_of_topic
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT
+from timer_wheel.wheel.unit_repair import mend_places
 
 
 @attrs.frozen(eq=False)
@@ -304,7 +305,8 @@ class Search:
         rows = rows.rows(may_be & ~rows.is_marker)
         if not len(rows):
             return
-        facts = self._timers.facts(rows, keys=True)
+        rows, facts, moved = mend_places(self._timers, rows, keys=True)
+        self._timers.count_mended(moved)
         is_live = self._is_named(rows, facts, self._widths_ms(rows, facts), is_exact=is_exact)
         is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         first_offsets = facts.first_offsets(rows.commit_log_offset)

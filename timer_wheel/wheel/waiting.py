@@ -22,6 +22,7 @@ from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
+from timer_wheel.wheel.unit_repair import mend_places
 
 _SLOTS_AT_ONCE = 256
 
@@ -106,10 +107,11 @@ def _in_slots(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter, part: 
     is_wanted = ~np.isin(rows.commit_log_offset, moment.done)
     if wanted.topic is not None:
         is_wanted &= rows.table[TOPIC_HASH] == string_hash(wanted.topic)
-    rows = rows.rows(is_wanted)
-    facts = timers.facts(rows, keys=len(moment.marks) > 0)
+    rows, facts, moved = mend_places(timers, rows.rows(is_wanted), keys=len(moment.marks) > 0)
+    timers.count_mended(moved)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))
-    return _live(live, moment.marks, facts.is_fine)
+    is_new = ~np.isin(rows.commit_log_offset, moment.done) if moved else True
+    return _live(live, moment.marks, facts.is_fine & is_new)
 
 
 def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:

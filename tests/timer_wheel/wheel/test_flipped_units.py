@@ -42,10 +42,11 @@ class Left:
         store.advance(START_MS)
         slots = [2, 2, 5, 5, 5, 9, 9, 30, 61]
         messages = [Message("orders", b"", unique_key=f"K{n}") for n in range(len(slots))]
-        self.promised = {
-            each.unique_key or "": store.schedule(each, AfterMs(slot * precision_ms)).promised_ms
+        self.receipts = {
+            each.unique_key or "": store.schedule(each, AfterMs(slot * precision_ms))
             for each, slot in zip(messages, slots, strict=True)
         }
+        self.promised = {key: each.promised_ms for key, each in self.receipts.items()}
         no = store.schedule(Message("orders", b"", unique_key="NO"), AfterMs(9 * precision_ms))
         assert store.cancel(no) is Cancellation.CANCELLED
         store.schedule(Message("orders", b"", unique_key="PAST"), AtMs(START_MS - 1))
@@ -172,6 +173,30 @@ def test_a_bit_of_a_unit_is_not_believed_over_its_record(
     # Of a killed store such units are truncated; in slots that are over nobody looks.
     is_put_right = field in ("commit_log_offset", "record_size_bytes", "previous_position")
     assert is_told or is_killed or unit < 2 or not is_put_right
+
+
+PLACES = [(name, bit) for name, bit in BITS if name in ("commit_log_offset", "record_size_bytes")]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("unit", with_examples(range(2, 9), (4, 8)))
+@pytest.mark.parametrize(
+    "places", [PLACES[::17], pytest.param(PLACES, marks=pytest.mark.nightly)], ids=["some", "all"]
+)
+def test_what_a_unit_leads_to_with_a_flipped_bit_is_listed_and_cancelled(
+    left: Made, tmp_path: Path, places: list[tuple[str, int]], unit: int, is_killed: bool
+) -> None:
+    """Units 2 to 8 are those of K2 to K8, of which the first two came already."""
+    store, key = left(1_000, is_killed), f"K{unit}"
+    for name, bit in places:
+        path = store.with_flipped(tmp_path / f"{name}-{bit}", unit, name, bit)
+        with store.open(path) as wheel:
+            listed = {each.unique_key for each in wheel.pending()}
+            assert listed == {f"K{number}" for number in range(2, 9)}, (name, bit)
+            assert wheel.cancel(store.receipts[key]) is Cancellation.CANCELLED, (name, bit)
+            came = [each.message.unique_key for each in wheel.advance(START_MS + 90_000)]
+            assert set(came) == listed - {key}, (name, bit)
+            assert len(came) == len(set(came))
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
