@@ -54,12 +54,8 @@ OPENED = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _PACKAGES.split()),
 )
-_JVM = (
-    "-Xms2g",
-    "-Xmx2g",
-    "-XX:+AlwaysPreTouch",  # memory that is there, as a broker's start script does
-    *OPENED,
-)
+_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+AlwaysPreTouch")
+"""Memory that is there from the start, as a broker's start script does."""
 
 
 class JavaRunError(DelayStoreError):
@@ -133,7 +129,7 @@ class JavaEntrant:
     def _command(self, scratch: Path, arguments: Mapping[str, object]) -> list[str]:
         quiet = scratch / "logback.xml"
         return [
-            "java", *_JVM, f"-Duser.home={scratch}",
+            "java", *_MEMORY, *OPENED, f"-Duser.home={scratch}",
             f"-Dlogback.configurationFile={quiet}", f"-Drmq.logback.configurationFile={quiet}",
             "-cp", f"{self._classes()}:{jars(self.version)}/*",
             self.program, *(f"{key}={value}" for key, value in arguments.items()),
@@ -158,7 +154,7 @@ class JavaEntrant:
             delivered=delivered,
             usage=run.usage(results["start_ms"]),
             version=f"RocketMQ {self.version}, Java {results['java']}",
-            notes=_NOTES,
+            notes=(f"its JVM has {' '.join(_MEMORY)}", *_NOTES),
             put_failures=results.get("failures", {}),
         )
 

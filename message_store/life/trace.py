@@ -169,7 +169,7 @@ def trace_directory(
     root = StoreRoot(path)
     root.require_readable()
     with looking_at(root), open_log(root) as reader:
-        end = find_claimed_end(root.path, reader)
+        end = find_claimed_end(root.path)
         return list(tell(find_records(reader, unique_key, tell_damage, known_end=end)))
 
 
@@ -186,7 +186,7 @@ def trace_offset_id(
         record = record_at(reader, offset)
         if record is None:
             return []
-        first, end = first_offset(record), find_claimed_end(root.path, reader)
+        first, end = first_offset(record), find_claimed_end(root.path)
         found = find_records(reader, record.unique_key, tell_damage, first=first, known_end=end)
         return only_life_of(list(tell(found)), offset)
 

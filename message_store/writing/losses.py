@@ -14,6 +14,7 @@ from typing import Any, Self
 import attrs
 
 from message_store.base.errors import SourceError
+from message_store.base.printable import shell_word
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import (
@@ -27,6 +28,7 @@ from message_store.format.checkpoint import LOG_END
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.reading.commit_log import find_log_end
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import QueueSet
@@ -179,7 +181,8 @@ def cut_log(root: StoreRoot) -> str | None:
         tail = log.read_at(ends.log_end - tail_bytes, tail_bytes)
         if any(log.read_at(start, _HEAD_BYTES)) and (is_full or any(tail)):
             return None
-        return _sentence(root, log, ends.log_end, start)
+        end = find_log_end(log, from_offset=start).log_end
+        return _sentence(root, log, ends.log_end, end)
 
 
 def require_whole_log(root: StoreRoot) -> None:
@@ -203,13 +206,19 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
 
 
 def way_out(root: StoreRoot) -> str:
-    """The remedy for an operator."""
-    notes = " and ".join(
-        str(path) for name in (ENDS_NAME, LOG_END_NAME) if (path := root.own / name).exists()
-    )
+    """The remedy for an operator. A file that was itself cut short gets its length back first: an
+    engine refuses a record that goes on behind the end of its file.
+    """
+    paths = [path for name in (ENDS_NAME, LOG_END_NAME) if (path := root.own / name).exists()]
+    steps = [f"remove {' and '.join(map(str, paths))}"] if paths else []
+    wanted = noted_log_file_bytes(root)
+    with open_log(root) as log:
+        last = log.segments[-1] if log.segments else None
+    if last is not None and wanted is not None and last.length_bytes < wanted:
+        steps.insert(0, f"`truncate -s {wanted} {shell_word(str(last.path))}`")
     return (
-        f"take the log from a backup; or remove {notes} to go on without these bytes: what was"
-        " delivered or cancelled there is then delivered again"
+        f"take the log from a backup; or {' and '.join(steps)} to go on without these bytes: what"
+        " was delivered or cancelled there is then delivered again"
     )
 
 

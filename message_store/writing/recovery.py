@@ -14,6 +14,8 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import FormatError, SourceError
+from message_store.base.printable import shell_word
+from message_store.files.segments import segment_name
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
@@ -284,9 +286,11 @@ def _refuse_damage(
     """Raise SourceError when the log ends where it cannot have ended."""
     synced, end = checkpoint.at_opening.queue_commit_log_offset, extent.end
     if extent.is_clean and _goes_beyond_the_files(log, end):
+        path = log.segments.directory / segment_name(end - end % log.file_bytes)
         raise SourceError(
-            f"{log.segments.directory}: the record at {end} goes on behind the end of its file,"
-            " which was cut short; take it from a backup; nothing was changed"
+            f"{path}: the record at {end} goes on behind the end of its file, which was cut short;"
+            f" take it from a backup, or `truncate -s {log.file_bytes} {shell_word(str(path))}` to"
+            " go on without that record; nothing was changed"
         )
     is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
     has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)

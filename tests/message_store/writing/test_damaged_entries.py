@@ -16,12 +16,13 @@ import pytest
 
 from message_store.base.errors import BadFieldError, FormatError, SourceError
 from message_store.files.live_segments import LiveSegments
+from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.findings import queue_findings
-from message_store.writing.losses import ENDS_NAME, LOG_FILE_NAME
+from message_store.writing.losses import ENDS_NAME, LOG_FILE_NAME, cut_log, way_out
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
@@ -245,9 +246,18 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
         log = copy / "commitlog" / ("0" * 20)
         os.truncate(log, length)
         if is_closed:
-            with pytest.raises(SourceError, match="was cut short"):
+            with pytest.raises(SourceError, match=r"was cut short.*truncate -s"):
                 opened(copy)
             assert log.stat().st_size == length
+            told = cut_log(StoreRoot(copy))
+            assert told is not None
+            assert f"`truncate -s {SMALL.commit_log_file_bytes} {log}`" in way_out(StoreRoot(copy))
+            os.truncate(log, SMALL.commit_log_file_bytes)
+            (copy / "delaywheel" / ENDS_NAME).unlink()
+            store = opened(copy)
+            left = [message.body for message, _ in log_records(store)]
+            assert left == bodies[: len(left)]
+            store.abandon()
             continue
         with pytest.raises(SourceError, match="was synced"):
             opened(copy)
