@@ -13,6 +13,7 @@ from message_store import Clock, DelayLevels, DelayStore, MemoryStore, StoredMes
 from message_store.base.errors import StoreLockedError
 from message_store.format.dialect import Dialect
 from message_store.format.message import Host
+from message_store.intake.engine import Engine
 from message_store.interface.promise_rules import to_level
 from message_store.writing.settings import StoreSettings
 from tests.contract.delay_store_machine import DelayStoreMachine
@@ -51,7 +52,7 @@ def stored_message(raw: RawRecord) -> StoredMessage:
 
 def consumed_from_files(store: DelayStore, topic: str, queue_id: int) -> list[StoredMessage]:
     """All messages of a queue, read around the store."""
-    assert isinstance(store, LevelStore)
+    assert isinstance(store, Engine)
     root = store.live.root.path
     units = queue_units(root / "consumequeue" / topic / str(queue_id))
     records = [record_at(root / "commitlog", LOG_FILE_BYTES, u.commit_log_offset) for u in units]
