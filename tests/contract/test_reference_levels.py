@@ -4,6 +4,8 @@
 import inspect
 from pathlib import Path
 
+import pytest
+
 from legacy_levels.reference.store import ReferenceLevelStore
 from message_store import Clock, DelayStore
 from tests.contract.test_level_store import SMALL_FILES, Levels
@@ -45,6 +47,7 @@ A_TIME_HAS_64_BITS = ("test_the_end_of_all_time_brings_everything_and_later_prom
 """No record can say that it was stored later."""
 
 
+@pytest.mark.check  # test_oracle.py compares it in the first tier
 class TestReferenceLevels(Levels):
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return ReferenceLevelStore.open(folder, clock=clock, settings=SMALL_FILES)
