@@ -251,7 +251,7 @@ def conversion_table(results: Results) -> str:
 
 
 def _verified(run: Mapping[str, Any]) -> str:
-    took = [each["verify"] for each in run["convert"] if "verify" in each]
+    took = [each["verify"] for each in run.get("verified", ())]
     return f"{statistics.median(took):.2f}" if took else "–"
 
 

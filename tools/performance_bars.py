@@ -96,9 +96,9 @@ def _conversion(results: Results) -> list[float]:
 
 
 def _verification(results: Results) -> list[float]:
-    """Of the targets of the same conversions."""
+    """Each of the target of the conversion just before it."""
     found = next(r for r in results["convert"]["runs"] if r["messages"] == BAR_MESSAGES)
-    return [each["verify"] / each["total"] for each in found["convert"]]
+    return [each["verify"] / each["total"] for each in found["verified"]]
 
 
 def _shape(name: str) -> _Read:

@@ -171,7 +171,9 @@ def _mode_of(path: Path) -> int | None:
         raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: bool = True) -> None:
+def replace_file(
+    path: Path, content: bytes | memoryview, *, mode: int = 0o644, is_durable: bool = True
+) -> None:
     """Put ``content`` at ``path``, durably and all at once; missing directories are made.
 
     Not durably, it survives the process but may be lost, or be empty, when power is. Raises

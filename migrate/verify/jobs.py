@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError, reason_of
+from message_store.base.parallel import parallel_map
 from message_store.files.array_room import new_array, row_blocks, running_sums
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from message_store.files.store_root import StoreRoot
@@ -131,15 +132,16 @@ class DigestJobs:
         directory: Path | None,
         identities: tuple[int, ...],
         buckets: bytes | None,
-    ) -> Iterator[DigestTask]:
-        cuts = _cuts(side.entries, self.parallelism)
-        for first, last in pairwise(cuts):
+    ) -> list[DigestTask]:
+        def task(cut: tuple[int, int]) -> DigestTask:
+            first, last = cut
             entries = side.entries[first:last]
             path = None
             if directory is not None and entries.nbytes > _INLINE_BYTES:
                 path = directory / f"{side.side}-{first}"
-                replace_file(path, entries.tobytes(), mode=PRIVATE_MODE, is_durable=False)
-            yield DigestTask(
+                content = np.ascontiguousarray(entries).view(np.uint8).data
+                replace_file(path, content, mode=PRIVATE_MODE, is_durable=False)
+            return DigestTask(
                 side=side.side,
                 store=side.store.path.absolute(),
                 entries=path or entries,
@@ -151,6 +153,8 @@ class DigestJobs:
                 identities=identities if side.side == "target" else (),
                 buckets=buckets,
             )
+
+        return parallel_map(task, pairwise(_cuts(side.entries, self.parallelism)))
 
 
 def _cuts(entries: NDArray[np.void], parallelism: int) -> list[int]:
