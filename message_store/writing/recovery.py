@@ -288,9 +288,9 @@ def _refuse_damage(
     if extent.is_clean and _goes_beyond_the_files(log, end):
         path = log.segments.directory / segment_name(end - end % log.file_bytes)
         raise SourceError(
-            f"{path}: the record at {end} goes on behind the end of its file, which was cut short;"
-            f" take it from a backup, or `truncate -s {log.file_bytes} {shell_word(str(path))}` to"
-            " go on without that record; nothing was changed"
+            f"{path}: the record at {end} was cut short; take its file from a backup, or"
+            f" `truncate -s {log.file_bytes} {shell_word(str(path))}` to go on without it; nothing"
+            " was changed"
         )
     is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
     has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)

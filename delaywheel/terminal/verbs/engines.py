@@ -116,8 +116,8 @@ def _is_known(engine: Any, unique_key: str) -> bool:
         is_known = bool(trace_log(engine.live, unique_key, unread.append))
     if unread and not is_known:
         raise FormatError(
-            f"{unique_key}: whether this key is in the log is not known, and nothing is stored;"
-            " without --once it is stored all the same: the log cannot be read",
+            f"{unique_key}: the log may have this key, so nothing is stored (without --once it is):"
+            " it cannot be read",
             offset=unread[0],
         )
     return is_known
