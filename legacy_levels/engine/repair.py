@@ -44,7 +44,8 @@ def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
         return 0
     latest_ms = live.clock.now_ms() + live.levels.delay_ms(cursor.level)
     is_plausible = cursor.next_due_ms > PLAUSIBLE_DUE_MS and cursor.newest_ms <= latest_ms
-    is_plausible &= not len(_wrong_due_times(live, cursor.level, cursor.last_unit()).rows)
+    last = cursor.last_unit()
+    is_plausible &= not len(_wrong_due_times(live, cursor.level, last, _stored_ms(live, last)).rows)
     if not len(cursor) or (is_plausible and cursor.is_in_order):
         return 0
     repaired = damaged = 0
@@ -58,7 +59,8 @@ def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
         doubted |= (due_ms > behind_ms) | (due_ms > latest_ms)
         doubted[-1:] = True
         rows, newest_ms = rows[doubted], int(due_ms.max(initial=newest_ms))
-        wrong = _wrong_due_times(live, cursor.level, units[rows])
+        asked = units[rows]
+        wrong = _wrong_due_times(live, cursor.level, asked, _stored_ms(live, asked))
         replaced = units["tags_code"][rows[wrong.rows]].astype(np.int64)
         damaged += int((replaced != replaced.astype(np.int32)).sum())  # no hash of a tag
         repaired += len(wrong.rows)
@@ -90,19 +92,38 @@ def find_wrong_units(
     The record is right if it says that it is that entry of that queue, and is whole.
     """
     stored_ms = _stored_ms(live, units)
+    sizes = _wrong_sizes(live, level, queue_offsets, units, stored_ms)
+    return sizes, _wrong_due_times(live, level, units, stored_ms)
+
+
+def with_right_sizes(
+    live: LiveStore, level: int, queue_offsets: Int64Array, units: UnitArray
+) -> UnitArray:
+    """These units with the lengths of their records, which the queue gets too. Raises
+    TargetError.
+    """
+    wrong = _wrong_sizes(live, level, queue_offsets, units, _stored_ms(live, units))
+    wrong.write(live, level, queue_offsets[wrong.rows])
+    right = units.copy()
+    right[wrong.rows] = wrong.units
+    return right
+
+
+def _wrong_sizes(
+    live: LiveStore,
+    level: int,
+    queue_offsets: Int64Array,
+    units: UnitArray,
+    stored_ms: Int64Array,
+) -> WrongUnits:
     right, rows = units.copy(), []
     for row in np.flatnonzero(stored_ms == NO_TIME).tolist():
-        offset = int(units["commit_log_offset"][row])
-        if (head := live.log.head(offset)) is None:
-            continue
-        record = live.log.readable_record(offset, head["size_bytes"])
-        if record is None or record.topic != LEVEL_TOPIC:
-            continue
-        if (record.queue_id, record.queue_offset) == (level - 1, queue_offsets[row]):
-            right["size_bytes"][row] = head["size_bytes"]
+        place = int(queue_offsets[row]), int(units["commit_log_offset"][row])
+        if (found := live.log.record_of_entry(LEVEL_TOPIC, level - 1, *place)) is not None:
+            right["size_bytes"][row] = found[1]
             rows.append(row)
     wrong = np.array(rows, np.int64)
-    return WrongUnits(wrong, right[wrong]), _wrong_due_times(live, level, units, stored_ms)
+    return WrongUnits(wrong, right[wrong])
 
 
 def _stored_ms(live: LiveStore, units: UnitArray) -> Int64Array:
@@ -111,7 +132,7 @@ def _stored_ms(live: LiveStore, units: UnitArray) -> Int64Array:
 
 
 def _wrong_due_times(
-    live: LiveStore, level: int, units: UnitArray, stored_ms: Int64Array | None = None
+    live: LiveStore, level: int, units: UnitArray, stored_ms: Int64Array
 ) -> WrongUnits:
     """Compare due times with store times: a delay is whole seconds, and none is negative.
 
@@ -119,7 +140,6 @@ def _wrong_due_times(
     delay of another level table does not, because a message keeps its due time. What is due at once
     is due when it was stored. 4.9 leaves the hash of a tag where it has rebuilt a queue.
     """
-    stored_ms = _stored_ms(live, units) if stored_ms is None else stored_ms
     delays_ms = units["tags_code"].astype(np.int64) - stored_ms
     delay_ms = live.levels.delay_ms(level)
     is_wrong = (delays_ms < 0) | (delays_ms % WHOLE_DELAY_MS != 0)

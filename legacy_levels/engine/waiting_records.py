@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.engine.repair import with_right_sizes
 from legacy_levels.engine.state import LevelState
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s
@@ -189,11 +190,12 @@ def iterate_pending(state: LevelState, wanted: WaitingFilter) -> Iterator[Pendin
 def _of_level(
     state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
 ) -> Iterator[list[Pending]]:
-    for _, units, waits in cursor.waiting():
+    for first, units, waits in cursor.waiting():
         due_ms = units["tags_code"].astype(np.int64)
         rows = np.flatnonzero(waits & wanted.in_time(due_ms))
-        offsets = units["commit_log_offset"][rows].astype(np.int64)
-        sizes = units["size_bytes"][rows].astype(np.int64)
+        units = with_right_sizes(state.live, cursor.level, first + rows, units[rows])
+        offsets = units["commit_log_offset"].astype(np.int64)
+        sizes = units["size_bytes"].astype(np.int64)
         due_ms = due_ms[rows]
         for part in read_waiting(state.live.log, offsets, sizes):
             passes = np.ones(len(part.rows), np.bool_)
@@ -214,8 +216,9 @@ def _of_level(
 def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
     """The record and the due time of each pending message that can be read, level after level."""
     for cursor in state.cursors.values():
-        for _, units, waits in cursor.waiting():
-            units = units[waits]
+        for first, units, waits in cursor.waiting():
+            rows = np.flatnonzero(waits)
+            units = with_right_sizes(state.live, cursor.level, first + rows, units[rows])
             offsets = units["commit_log_offset"].astype(np.int64)
             sizes = units["size_bytes"].astype(np.int64)
             for part in read_waiting(state.live.log, offsets, sizes):

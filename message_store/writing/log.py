@@ -274,6 +274,19 @@ class LiveLog:
         except FormatError:
             return None
 
+    def record_of_entry(
+        self, topic: str, queue_id: int, queue_offset: int, offset: int
+    ) -> tuple[StoredMessage, int] | None:
+        """The whole record at ``offset`` if it says that it is that entry of that queue, and its
+        length: what an entry leads to of which the length is damaged. None for any other.
+        """
+        head = self.head(offset)
+        record = None if head is None else self.readable_record(offset, head["size_bytes"])
+        if head is None or record is None:
+            return None
+        its = record.topic, record.queue_id, record.queue_offset
+        return (record, head["size_bytes"]) if its == (topic, queue_id, queue_offset) else None
+
     def next_record(self, offset: int) -> int:
         """Where the first whole record begins at or behind ``offset``; -1 when there is none."""
         place = offset + _MAGIC_AT

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An entry of a queue that leads to the record of another message: each comes once, at its time."""
+"""An entry of a queue that leads to the record of another message, or to none: each comes once, at
+its time, is listed until then, and can be cancelled.
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from delaywheel import open_store
-from message_store import AtMs, ManualClock, Message
+from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.reading.engine_choice import EngineName
+from tests.faults.damage import flip
 
 START_MS = 1_793_000_000_000
 ENGINES: Final[Mapping[EngineName, str]] = {
@@ -26,12 +29,22 @@ PLACE_BYTES, ENTRY_BYTES = 8, 20
 
 
 def queue_file(
-    root: Path, engine: EngineName, clock: ManualClock, count: int, *, is_killed: bool
+    root: Path,
+    engine: EngineName,
+    clock: ManualClock,
+    count: int,
+    *,
+    is_killed: bool,
+    receipts: list[Receipt] | None = None,
 ) -> Path:
-    """The queue of a store that was left with so many messages of one time."""
+    """The queue of a store that was left with so many messages of one time; ``receipts`` gets
+    theirs.
+    """
     store = open_store(root, engine=engine, clock=clock)
     for number in range(count):
-        store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
+        receipt = store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 10_000))
+        if receipts is not None:
+            receipts.append(receipt)
     if is_killed:
         store.abandon()  # type: ignore[attr-defined]
     else:
@@ -58,6 +71,27 @@ def test_what_leads_to_the_record_of_another_is_made_anew(
             told = [each.problem for each in store.check()]
         assert came == Counter(b"%d" % number for number in range(COUNT)), (damaged, other)
         assert told or is_killed or engine != "levels"
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize("bits", [(3, 31), pytest.param(range(32), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_entry_with_a_damaged_length_is_listed_cancelled_and_delivered(
+    tmp_path: Path, engine: EngineName, bits: Sequence[int], is_killed: bool
+) -> None:
+    """By its receipt and by its handle."""
+    for damaged, bit in itertools.product(range(COUNT), bits):
+        root, clock = tmp_path / f"{damaged}-{bit}", ManualClock(START_MS)
+        receipts: list[Receipt] = []
+        path = queue_file(root, engine, clock, COUNT, is_killed=is_killed, receipts=receipts)
+        flip(path, ENTRY_BYTES * damaged + PLACE_BYTES + 3 - bit // 8, bit % 8)
+        with open_store(root, engine=engine, clock=clock) as store:
+            assert len([*store.pending()]) == COUNT, (damaged, bit)
+            which = receipts[damaged].handle if damaged % 2 else receipts[damaged]
+            assert store.cancel(which) is Cancellation.CANCELLED, (damaged, bit)
+            came = Counter(each.message.body for each in store.advance(START_MS + 11_000))
+        others = set(range(COUNT)) - {damaged}
+        assert came == Counter(b"%d" % number for number in others), (damaged, bit)
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])

@@ -80,7 +80,8 @@ def test_where_the_log_cannot_be_read_nothing_is_told_as_known(engine: str, plac
 def test_what_no_broker_reads_any_more_is_not_passed_over(verb: str, place: Path) -> None:
     """A wheel that rested for longer than its ring is: a broker leaps, and `run` delivers."""
     schedule(place, "wheel", "K1")
-    words = {"state": ["K1"], "export": [place.with_suffix(".parquet")]}.get(verb, [])
+    given: dict[str, object] = {"state": "K1", "export": place.with_suffix(".parquet")}
+    words = [given[verb]] if verb in given else []
     late = NOW_MS + 8 * 86_400_000
     asked = run(verb, place, *words, "--now", late)
     assert asked.exit_code == cli.SOURCE_UNREADABLE, asked.output

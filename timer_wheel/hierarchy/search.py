@@ -9,6 +9,7 @@ import numpy as np
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
+from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
 from message_store.interface.waiting_messages import WaitingFilter
@@ -39,6 +40,11 @@ class Entries:
         found = np.concatenate([queue.units(queue.max_offset, queue.max_offset), *units])
         offsets, sizes = int64s(found["commit_log_offset"]), int64s(found["size_bytes"])
         facts = index.facts(offsets, sizes, keys=True)
+        for row in np.flatnonzero(~facts.is_fine).tolist():
+            place = int(places[row]), int(offsets[row])
+            if (whole := index.store.log.record_of_entry(TIMER_TOPIC, 0, *place)) is not None:
+                sizes[row] = whole[1]
+                facts = index.facts(offsets, sizes, keys=True)
         rows = rows_of(places, offsets, sizes, facts, index.slot_precision_ms)
         chosen, messages = [], []
         for row in np.flatnonzero(facts.is_fine).tolist():
