@@ -121,9 +121,9 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             f"level {level}",
-            f"its queue had {counted(count, *_ENTRIES)} of which the log says that they are others",
-            "a broker passes over such a message, or delivers another twice; here the entries were"
-            " made anew from the log",
+            f"its queue had {counted(count, *_ENTRIES)} that did not lead to their records",
+            "a broker skips such a message, or delivers another twice; here the entries were made"
+            " anew from the log",
             "look for damage to the disk",
         )
     if state.already_delivered:

@@ -117,7 +117,9 @@ def _wrong_sizes(
     stored_ms: Int64Array,
 ) -> WrongUnits:
     right, rows = units.copy(), []
-    for row in np.flatnonzero(stored_ms == NO_TIME).tolist():
+    doubted = np.flatnonzero(stored_ms == NO_TIME)
+    is_start = live.log.store_times_ms(units["commit_log_offset"][doubted]) != NO_TIME
+    for row in doubted[is_start].tolist():
         place = int(queue_offsets[row]), int(units["commit_log_offset"][row])
         if (found := live.log.record_of_entry(LEVEL_TOPIC, level - 1, *place)) is not None:
             right["size_bytes"][row] = found[1]

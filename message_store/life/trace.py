@@ -7,7 +7,7 @@ was received first. Records that a broker delivered name none. They belong to th
 their unique key and topic that was not delivered yet.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ from message_store.kernels.properties import find_value
 from message_store.kernels.raw_memory import address_of, load_i32
 from message_store.kernels.text import equal_bytes
 from message_store.reading.commit_log import LogWalk
-from message_store.reading.indexed_end import find_claimed_end
+from message_store.reading.indexed_end import newest_places
 from message_store.reading.looking import looking_at
 from message_store.redelivery.lineage import first_offset, first_offset_at
 from message_store.writing.store import LiveStore
@@ -102,12 +102,13 @@ def find_records(
     *,
     first: int = -1,
     known_end: int = 0,
+    newest: Collection[int] = (),
 ) -> list[StoredMessage]:
     """The records of a log that have a unique key, or name the record at ``first``; in order.
 
-    Below ``known_end`` damage is stepped over, as ``LogWalk`` does, and told. Bodies are not
-    checked, and a record that cannot be decoded is left out. Raises SourceError where the disk
-    refuses.
+    Below ``known_end``, or where the newest entries of queues say that records begin, damage is
+    stepped over, as ``LogWalk`` does, and told. So is a record of the message that cannot be
+    decoded; of others no body is checked. Raises SourceError where the disk refuses.
     """
     key = np.frombuffer((unique_key or "").encode("utf-8", "surrogatepass"), np.uint8)
     rows, found = np.empty((2, _MOST_AT_ONCE), np.int64), np.zeros(3, np.int64)
@@ -120,15 +121,19 @@ def find_records(
         places.extend(zip(*rows[:, : found[_COUNT]].tolist(), strict=True))
         return int(found[_STOPPED_AT]), int(found[_WHY])
 
-    walk = LogWalk(reader, known_end=known_end)
-    if known_end:
-        walk.run(reader.min_offset, visit, stop_at=known_end)
-    else:
-        walk.run(reader.min_offset, visit)
+    walk = LogWalk(reader, known_end=max([known_end, *(each + 1 for each in newest)]))
+    stop_at = {"stop_at": known_end} if known_end else {}
+    end = walk.run(reader.min_offset, visit, **stop_at)
     for damaged in walk.damaged_places:
-        tell_damage(damaged)
-    records = (record_at(reader, *place) for place in places)
-    return [record for record in records if record is not None]
+        if damaged < max(end, known_end) or damaged in newest:  # else the entry is damaged
+            tell_damage(damaged)
+    records = []
+    for offset, size_bytes in places:
+        if (record := record_at(reader, offset, size_bytes)) is not None:
+            records.append(record)
+        else:
+            tell_damage(offset)
+    return records
 
 
 def record_at(
@@ -169,8 +174,8 @@ def trace_directory(
     root = StoreRoot(path)
     root.require_readable()
     with looking_at(root), open_log(root) as reader:
-        end = find_claimed_end(root.path)
-        return list(tell(find_records(reader, unique_key, tell_damage, known_end=end)))
+        newest = newest_places(root.path)
+        return list(tell(find_records(reader, unique_key, tell_damage, newest=newest)))
 
 
 def trace_offset_id(
@@ -186,8 +191,8 @@ def trace_offset_id(
         record = record_at(reader, offset)
         if record is None:
             return []
-        first, end = first_offset(record), find_claimed_end(root.path)
-        found = find_records(reader, record.unique_key, tell_damage, first=first, known_end=end)
+        first, newest = first_offset(record), newest_places(root.path)
+        found = find_records(reader, record.unique_key, tell_damage, first=first, newest=newest)
         return only_life_of(list(tell(found)), offset)
 
 

@@ -114,6 +114,7 @@ class LogWalk:
             if why == FILE_ENDS:
                 offset = self._end_of(segment)
             elif why == NO_RECORD or (place == 0 and length in (room, stop_at - offset)):
+                # With all bytes there are, or up to where a record begins, it is no whole one.
                 if offset >= self._known_end:
                     return end
                 offset = self._next_record(offset, segment)

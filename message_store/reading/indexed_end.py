@@ -41,11 +41,12 @@ def find_indexed_end(
     return IndexedEnd(int(ends[newest]), int(times[newest]))
 
 
-def find_claimed_end(root: Path) -> int:
-    """Up to where the newest entries of the consume queues say that records are, whether one can be
-    read there or not: who only looks steps over damage up to there. 0 without entries.
+def newest_places(root: Path) -> set[int]:
+    """The log offsets that the newest entries of the consume queues name, whether a record can be
+    read there or not: who only looks steps over damage up to the last of them.
     """
-    return max((read_last_entry(each).indexed_end for each in _queue_directories(root)), default=0)
+    newest = [read_last_entry(each) for each in _queue_directories(root)]
+    return {int(at) for each in newest for at in each.commit_log_offset[~each.is_pre_blank]}
 
 
 def _queue_directories(root: Path) -> list[Path]:

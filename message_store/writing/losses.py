@@ -160,7 +160,8 @@ _PAGE_BYTES = 4_096
 def cut_log(root: StoreRoot) -> str | None:
     """A sentence about the end that the log of a store has lost; None without a loss.
 
-    Looks at the lengths of files and at two places of the log. Raises SourceError.
+    Looks at the lengths of files and at two places of the log; after a loss it reads that file, up
+    to its last record. Raises SourceError.
     """
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= 0:
@@ -218,7 +219,7 @@ def way_out(root: StoreRoot) -> str:
         steps.insert(0, f"`truncate -s {wanted} {shell_word(str(last.path))}`")
     return (
         f"take the log from a backup; or {' and '.join(steps)} to go on without these bytes: what"
-        " was delivered or cancelled there is then delivered again"
+        " was scheduled there is lost, what was delivered or cancelled there is delivered again"
     )
 
 

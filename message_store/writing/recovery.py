@@ -286,10 +286,12 @@ def _refuse_damage(
     """Raise SourceError when the log ends where it cannot have ended."""
     synced, end = checkpoint.at_opening.queue_commit_log_offset, extent.end
     if extent.is_clean and _goes_beyond_the_files(log, end):
-        path = log.segments.directory / segment_name(end - end % log.file_bytes)
+        file_start = end - end % log.file_bytes
+        path, way = log.segments.directory / segment_name(file_start), ""
+        if log.segments.found_end - file_start < log.file_bytes:  # else nobody knows its length
+            way = f", or `truncate -s {log.file_bytes} {shell_word(str(path))}` to go on without it"
         raise SourceError(
-            f"{path}: the record at {end} was cut short; take its file from a backup, or"
-            f" `truncate -s {log.file_bytes} {shell_word(str(path))}` to go on without it; nothing"
+            f"{path}: the record at {end} was cut short; take its file from a backup{way}; nothing"
             " was changed"
         )
     is_short = extent.start <= synced and end <= synced and _is_record(log, synced)

@@ -54,9 +54,9 @@ LOG_CUT = error(
     "log-cut-short",
     "messages are lost, and so is the knowledge of deliveries and cancellations: a broker"
     " continues at the end that is left; `delaywheel` refuses the store",
-    "take the log from a backup; or remove `delaywheel/queue-ends.json` and `delaywheel/log-end`"
-    " to continue without it: a file that was cut short gets its length back first (`truncate -s`)."
-    " What was delivered or cancelled there is then delivered once more",
+    "take the log from a backup; or lengthen a file that was cut (`truncate -s`) and remove"
+    " `delaywheel/queue-ends.json` and `delaywheel/log-end` to continue without it. What was"
+    " scheduled there is lost. What was delivered or cancelled there is then delivered once more",
 )
 LOG_MISSING = error(
     "log-missing",

@@ -94,7 +94,7 @@ READ_AHEAD = error(
 BEYOND_REACH = error(
     "slots-beyond-reach",
     "a wheel is a ring: slots that are older than its length when a broker starts are never read",
-    _CONVERT_AGAIN,
+    "let `delaywheel run` deliver them, convert the source again, or take the store from a backup",
 )
 OPEN_SOON = warning(
     "open-soon",

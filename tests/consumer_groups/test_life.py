@@ -258,6 +258,30 @@ def test_a_damaged_head_hides_no_other_record_and_is_told(
                 assert told == [places[which]], (field, bit, key)
             flip(log, at, bit % 8)
     assert len(trace_directory(folder, keys[which])) == 1
+    queue = next((folder / "consumequeue").glob("*/*/*"))
+    for bit in range(8 * 12):  # offset and length of the newest entry: the log is whole
+        flip(queue, 3 * 20 + bit // 8, bit % 8)
+        told = []
+        assert len(trace_directory(folder, "D", told.append)) == 1
+        assert told == [], bit
+        flip(queue, 3 * 20 + bit // 8, bit % 8)
+
+
+@pytest.mark.parametrize("engine", ON_FILES)
+def test_what_no_queue_has_yet_is_told(tmp_path: Path, engine: str, clock: ManualClock) -> None:
+    """As after a kill: queues are written behind the log."""
+    folder = tmp_path / "store"
+    with opened(engine, folder, clock) as store:
+        for key in ("A", "B", "C"):
+            store.schedule(message(key), AfterMs(60_000))
+    [queue] = (folder / "consumequeue").glob("*/*/*")
+    with queue.open("r+b") as file:
+        file.seek(20)
+        file.write(bytes(40))
+    for key in ("A", "B", "C"):
+        told: list[int] = []
+        assert len(trace_directory(folder, key, told.append)) == 1
+        assert told == []
 
 
 @pytest.mark.parametrize("text", ["", "no id", "00" * 15, "7F"])

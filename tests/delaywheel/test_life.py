@@ -76,16 +76,32 @@ def test_where_the_log_cannot_be_read_nothing_is_told_as_known(engine: str, plac
         assert len(lines("trace", place, key, "--now", NOW, code=cli.FINDINGS)) == bool(whole)
 
 
+@ENGINES
+def test_a_message_whose_body_is_damaged_is_known_and_not_stored_again(
+    engine: str, place: Path
+) -> None:
+    receipt = schedule(place, engine, "K1")
+    [log] = (place / "commitlog").iterdir()
+    flip(log, log.read_bytes()[:4_096].index(b"cancel 42"), 0)
+    words = ("schedule", place, "--topic", "orders", "--body", "again", "--after", "1m")
+    again = run(*words, "--once", "--unique-key", "K1", "--now", NOW)
+    assert again.exit_code == cli.SOURCE_UNREADABLE, again.output
+    traced = run("trace", place, "K1", "--now", NOW)
+    assert f"cannot be read at offset {receipt['commit_log_offset']:,}" in traced.stderr
+
+
 @pytest.mark.parametrize("verb", ["pending", "state", "export"])
 def test_what_no_broker_reads_any_more_is_not_passed_over(verb: str, place: Path) -> None:
-    """A wheel that rested for longer than its ring is: a broker leaps, and `run` delivers."""
+    """A wheel that rested for more than a week: a broker leaps, and `run` delivers."""
     schedule(place, "wheel", "K1")
+    schedule(place, "wheel", "K2")
+    lines("cancel", place, "--key", "K2", "--json", "--now", NOW)
     given: dict[str, object] = {"state": "K1", "export": place.with_suffix(".parquet")}
     words = [given[verb]] if verb in given else []
     late = NOW_MS + 8 * 86_400_000
     asked = run(verb, place, *words, "--now", late)
     assert asked.exit_code == cli.SOURCE_UNREADABLE, asked.output
-    assert "1 unit is in slots that a broker no longer reads" in asked.stderr
+    assert "1 message is in slots further back than a broker that starts reads" in asked.stderr
     assert [each["unique_key"] for each in lines("run", place, "--now", late, "--json")] == ["K1"]
     assert run("pending", place, "--now", late).exit_code == cli.DONE
 

@@ -30,8 +30,8 @@ class WheelState:
     deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
     the wheel, and the checkpoint lets a broker place them once more. ``unlinked_count`` units are
     in slots to come, and no chain reaches them (0 ``after_crash``: they may be of what is done).
-    ``passed_count`` units are in slots further back than the ring is long, which a broker that
-    starts does not read (0 as well).
+    ``unreachable_count`` messages are in slots further back than a broker that starts reads (0 as
+    well).
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
     """
 
@@ -52,7 +52,7 @@ class WheelState:
     timeline: Timeline | None
     placed_again_count: int = 0
     unlinked_count: int = 0
-    passed_count: int = 0
+    unreachable_count: int = 0
     checkpoint_damage: str | None = None
 
     @property
@@ -71,12 +71,11 @@ class WheelState:
                 f"timerlog: {units} in slots to come, and no link leads there: a broker loses those"
                 " messages. `delaywheel check` says what to do"
             )
-        if self.passed_count:
-            units = counted(self.passed_count, "unit is", "units are")
+        if self.unreachable_count:
+            messages = counted(self.unreachable_count, "message is", "messages are")
             doubts.append(
-                f"timerwheel: {units} in slots that a broker no longer reads, because the store has"
-                " rested for longer than the ring is: it loses those messages. `delaywheel run`"
-                " delivers them"
+                f"timerwheel: {messages} in slots further back than a broker that starts reads: it"
+                " loses them. `delaywheel run` delivers them"
             )
         return tuple(doubts)
 

@@ -21,6 +21,7 @@ from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.engine_choice import hierarchy_mark
 from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
 from timer_wheel.format.timer_log import TimerUnits, read_units
@@ -219,12 +220,13 @@ def read_wheel_store(
             wheel, units, begin_position=begin, read_time_ms=read_time_ms, precision_ms=precision_ms
         )
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
-        passed = _passed(revised, units, hand_ms, read_time_ms, precision_ms)
         if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
-            alone, passed = alone[:0], passed[:0]
-        # retention takes messages that are due
-        alone, passed = (each[each >= commit_log.min_offset] for each in (alone, passed))
+            alone, hand_ms = alone[:0], read_time_ms
+        alone = alone[alone >= commit_log.min_offset]  # retention takes messages that are due
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
+        passed, _ = _in_slots(revised, units, hand_ms, read_time_ms, precision_ms)
+        passed = passed.rows(passed.commit_log_offset >= commit_log.min_offset)
+        is_lost = ~(of(passed).for_broker(topic_in_delete_key) | passed.is_marker)
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
         timers, recalled = left.timers, of(left.timers)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
@@ -246,7 +248,7 @@ def read_wheel_store(
         timeline=left.timeline,
         placed_again_count=left.placed_again_count,
         unlinked_count=len(np.setdiff1d(alone, timers.commit_log_offset)),
-        passed_count=len(passed),
+        unreachable_count=int(is_lost.sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
 
@@ -262,32 +264,26 @@ def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms:
     return told or precision_of_units(units, hand_ms) or DEFAULT_PRECISION_MS
 
 
-def _passed(
-    wheel: WheelSlots, units: TimerUnits, hand_ms: int, read_time_ms: int, precision_ms: int
-) -> Int64Array:
-    """Where the records are of units in slots that the hand had yet to read, and from which it
-    leaps: a broker that starts reads no slot that is further back than the ring is long.
-    """
-    time_units = wheel.slots["time_units"]
-    is_in_its_place = time_units % WHEEL_SLOTS == wheel.index
-    first, stop = max(1, hand_ms // precision_ms), read_time_ms // precision_ms
-    passed = wheel.slots[is_in_its_place & (time_units >= first) & (time_units < stop)]
-    chains = walk_chains(
-        units.index_at(passed["last_position"]),
-        units.index_at(units.units["previous_position"].astype(np.int64)),
-    )
-    return units.units["commit_log_offset"][chains.unit_indexes].astype(np.int64)
-
-
 def _placed(
     wheel: WheelSlots, units: TimerUnits, read_time_ms: int, precision_ms: int
 ) -> tuple[PendingTimers, Int64Array, Int64Array]:
     """What the hand will find, slot by slot; the positions at which two chains meet; and where the
     records are of units in slots to come that are in no chain.
     """
+    placed, chains = _in_slots(wheel, units, read_time_ms, LONG_MAX, precision_ms)
+    is_alone = units.slot_time_ms >= read_time_ms
+    is_alone[chains.unit_indexes] = False
+    alone = units.units["commit_log_offset"][is_alone].astype(np.int64)
+    return placed, units.positions[chains.met[chains.met >= 0]], alone
+
+
+def _in_slots(
+    wheel: WheelSlots, units: TimerUnits, from_ms: int, to_ms: int, precision_ms: int
+) -> tuple[PendingTimers, Chains]:
+    """What lies in the slots from one time up to another, slot by slot, and their chains."""
     time_units = wheel.slots["time_units"]
-    is_in_its_place = time_units % WHEEL_SLOTS == wheel.index
-    used = wheel.slots[is_in_its_place & (time_units >= max(1, read_time_ms // precision_ms))]
+    is_asked = (time_units % WHEEL_SLOTS == wheel.index) & (time_units < to_ms // precision_ms)
+    used = wheel.slots[is_asked & (time_units >= max(1, from_ms // precision_ms))]
     used = used[np.argsort(used["time_units"], kind="stable")]
     chains = walk_chains(
         units.index_at(used["last_position"]),
@@ -302,7 +298,4 @@ def _placed(
         commit_log_offset=chosen["commit_log_offset"].astype(np.int64),
         size_bytes=chosen["record_size_bytes"].astype(np.int64),
     )
-    is_alone = units.slot_time_ms >= read_time_ms
-    is_alone[chains.unit_indexes] = False
-    alone = units.units["commit_log_offset"][is_alone].astype(np.int64)
-    return placed, units.positions[chains.met[chains.met >= 0]], alone
+    return placed, chains

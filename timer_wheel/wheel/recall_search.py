@@ -276,7 +276,8 @@ class Search:
         end_ms = self.slots_ms[-1] + 2 * timers.precision_ms
         rows = timers.log.find(self._topic_hash, first_ms, end_ms - first_ms, flags=FLAG_ROLL)
         rows = TimerRows.together([rows, *self._queued()])
-        facts = timers.facts(rows, keys=True)
+        rows, facts, moved = mend_places(timers, rows, keys=True)
+        timers.count_mended(moved)
         log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
         widths_ms = self._widths_ms(rows, facts)
         is_named = self._is_named(rows, facts, widths_ms)

@@ -71,8 +71,9 @@ def trace(
     if not steps:
         what = f"id {offset_id}" if unique_key is None else f"unique key {unique_key}"
         output.warn(f"{store}: no record of the log has the {what}{_log_start(store)}")
-    output.warnings(_unread(store, unread))
-    click.get_current_context().exit(DONE if steps and not unread else FINDINGS)
+    lost = [*_unread(store, unread)]
+    output.warnings(lost)
+    click.get_current_context().exit(DONE if steps and not lost else FINDINGS)
 
 
 @verb("delaywheel state /tmp/orders order-42 --group billing")
@@ -104,12 +105,16 @@ def state(output: "Output", store: Path, unique_key: str, group: str | None, now
     output.result(lambda: {"unique_key": unique_key, "state": found.value}, [found.value])
     if is_unknown and (start := _log_start(store)):
         output.warn(f"{store}{start}")
-    output.warnings(_unread(store, unread))
-    click.get_current_context().exit(FINDINGS if is_unknown or unread else DONE)
+    lost = [*_unread(store, unread)]
+    output.warnings(lost)
+    click.get_current_context().exit(FINDINGS if is_unknown or lost else DONE)
 
 
 def _unread(store: Path, places: list[int]) -> Iterator[str]:
-    """That a record of the message may be where the log cannot be read."""
+    """That a record of the message may be where the log cannot be read, or was lost."""
+    from migrate.source.condition import log_losses
+
+    yield from log_losses(StoreRoot(store))
     if places:
         more = f" and at {len(places) - 1:,} more" if places[1:] else ""
         where = f"{store}: the log cannot be read at offset {places[0]:,}{more}"

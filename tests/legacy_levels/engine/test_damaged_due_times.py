@@ -44,8 +44,9 @@ def test_a_flipped_bit_in_a_length_loses_no_message(
         _flip(bench, queue_offset, bit, at=8, size=4)
         with bench.open(rules=rules) as store:
             came = bench.advance(store, 3_999) + bench.advance(store, 4_001)
-            assert (sorted(came), bodies) == (sorted(bodies), set(came)), bit
+            assert sorted(came) == sorted(bodies), bit
             problems = [each.problem for each in store.check()]
+        # One that is negative is no entry to any reader: the opening fills it in like a hole.
         assert bit == 31 or any("1 entry" in each for each in problems), (bit, problems)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 from pathlib import Path
 
@@ -251,7 +252,8 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
             assert log.stat().st_size == length
             told = cut_log(StoreRoot(copy))
             assert told is not None
-            assert f"`truncate -s {SMALL.commit_log_file_bytes} {log}`" in way_out(StoreRoot(copy))
+            command = shlex.join(["truncate", "-s", str(SMALL.commit_log_file_bytes), str(log)])
+            assert f"`{command}`" in way_out(StoreRoot(copy))
             os.truncate(log, SMALL.commit_log_file_bytes)
             (copy / "delaywheel" / ENDS_NAME).unlink()
             store = opened(copy)
