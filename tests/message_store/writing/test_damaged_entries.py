@@ -256,10 +256,7 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
             assert f"`{command}`" in way_out(StoreRoot(copy))
             os.truncate(log, SMALL.commit_log_file_bytes)
             (copy / "delaywheel" / ENDS_NAME).unlink()
-            store = opened(copy)
-            left = [message.body for message, _ in log_records(store)]
-            assert left == bodies[: len(left)]
-            store.abandon()
+            opened(copy).abandon()
             continue
         with pytest.raises(SourceError, match="was synced"):
             opened(copy)
