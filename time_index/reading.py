@@ -2,7 +2,8 @@
 """Reads which messages are pending in a time index, without a trace, and beside an open store.
 
 The log alone tells it, so one moment is shown: the messages of the topic that no later record
-names. Limitation: the log is read whole from the first message of the queue on.
+names. An entry of the queue that leads to no record that can be read is one of them, of unknown
+due time. Limitation: the log is read whole from the first message of the queue on.
 """
 
 import numpy as np
@@ -14,10 +15,13 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.kernels.log import PARTS, walk_window
 from message_store.reading.commit_log import LogWalk
-from message_store.reading.consume_queue import read_queue
+from message_store.reading.consume_queue import is_filled, read_queue
 from message_store.redelivery.lineage import NAME_ROWS, Names
 from time_index.layouts import Units
 from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
+
+UNREAD_MS = 0
+"""Stands for the due time of a record that cannot be read."""
 
 
 def lost_messages_of(root: StoreRoot) -> LostNotes:
@@ -31,7 +35,9 @@ def has_time_index(root: StoreRoot) -> bool:
 
 
 def pending_in_time_index(root: StoreRoot) -> Units:
-    """The pending messages, in the order of delivery. Raises SourceError and FormatError."""
+    """The pending messages, in the order of delivery; what cannot be read is due at
+    ``UNREAD_MS``. Raises SourceError and FormatError.
+    """
     if not has_time_index(root):
         return Units.none()
     queue = read_queue(root.consume_queue(TIME_INDEX_TOPIC, 0))
@@ -46,8 +52,15 @@ def pending_in_time_index(root: StoreRoot) -> Units:
 
     with open_log(root) as log:
         first = int(queue.commit_log_offset[0]) if len(queue) else log.min_offset
-        LogWalk(log, known_end=queue.indexed_end).run(max(first, log.min_offset), visit)
+        first = max(first, log.min_offset)
+        LogWalk(log, known_end=queue.indexed_end).run(first, visit)
     found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))
+    entries = queue.units[is_filled(queue.units) & (queue.commit_log_offset >= first)]
+    unread = entries[~np.isin(entries["commit_log_offset"], found[OFFSET])]
     found = found[:, found[DUE] >= 0]
-    units = Units(found[DUE], found[OFFSET], found[SIZE])
+    units = Units(
+        np.concatenate([found[DUE], np.full(len(unread), UNREAD_MS)]),
+        np.concatenate([found[OFFSET], unread["commit_log_offset"]]).astype(np.int64),
+        np.concatenate([found[SIZE], unread["size_bytes"]]).astype(np.int64),
+    )
     return units.rows(~names.are_done(units.offsets, units.offsets)).in_order()

@@ -14,7 +14,7 @@ from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
 from migrate.check.delete_markers import needless_entries, out_ms_of
 from migrate.check.snapshot import StoreSnapshot
-from time_index.reading import has_time_index, pending_in_time_index
+from time_index.reading import UNREAD_MS, has_time_index, pending_in_time_index
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, WHEEL_SLOTS
@@ -342,11 +342,22 @@ TIME_INDEX = info(
 )
 
 
+TIME_INDEX_UNREAD = error(
+    "time-index-unread",
+    "the engine passes over them when they are due: they are lost",
+    "take the commit log from a backup",
+)
+
+
 def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Pending messages where no broker looks. Raises FormatError and SourceError."""
     if not has_time_index(snapshot.root):
         return
     due_ms = pending_in_time_index(snapshot.root).due_ms
+    if unread := int((due_ms == UNREAD_MS).sum()):
+        problem = counted(unread, "message cannot be read", "messages cannot be read")
+        yield TIME_INDEX_UNREAD.at("delaywheel/time-index", problem)
+        due_ms = due_ms[due_ms != UNREAD_MS]
     problem = counted(len(due_ms), "message waits", "messages wait") + " there"
     if len(due_ms):
         problem += f", the next due {when(int(due_ms[0]), snapshot.now_ms)}"

@@ -15,7 +15,7 @@ from message_store.reading.engine_choice import hierarchy_mark
 from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSummary
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
-from time_index.reading import has_time_index, pending_in_time_index
+from time_index.reading import UNREAD_MS, has_time_index, pending_in_time_index
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -68,6 +68,10 @@ def inspect_time_index(
     except (FormatError, SourceError) as error:
         problems.append(f"the time index cannot be read: {error}")
         return TimeIndexSummary()
+    if unread := int(np.count_nonzero(due_ms == UNREAD_MS)):
+        messages = counted(unread, "message", "messages")
+        problems.append(f"the time index: {messages} cannot be read; `delaywheel pending` says why")
+        due_ms = due_ms[due_ms != UNREAD_MS]
     return TimeIndexSummary(
         pending=len(due_ms),
         overdue=int(np.count_nonzero(due_ms <= now_ms)),

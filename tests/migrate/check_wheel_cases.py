@@ -16,6 +16,7 @@ from message_store.format.java_numbers import string_hash
 from message_store.format.message import Host
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import SYS_BORN_HOST_IPV6
+from tests.faults.damage import flip
 from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
 from tests.timer_wheel import wheel_store_builder
@@ -171,6 +172,11 @@ CASES = [
     ),
     Case(code="hierarchical-wheel", make=hierarchical, says="1 message waits"),
     Case(code="time-index", make=time_index, says="1 message waits there, the next due"),
+    Case(
+        code="time-index-unread",
+        make=then(time_index, lambda root: flip(min((root / "commitlog").iterdir()), 8, 0)),
+        says="1 message cannot be read",
+    ),
     Case(
         code="taken-over-damaged",
         make=then(
