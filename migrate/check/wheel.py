@@ -344,7 +344,7 @@ TIME_INDEX = info(
 
 TIME_INDEX_UNREAD = error(
     "time-index-unread",
-    "the engine passes over them when they are due: they are lost",
+    "the engine skips them when they are due: they are lost",
     "take the commit log from a backup",
 )
 
