@@ -8,7 +8,6 @@ import attrs
 import numpy as np
 
 from legacy_levels.engine.cursor import find_record_end
-from legacy_levels.engine.repair import with_right_sizes
 from legacy_levels.engine.state import LevelState
 from legacy_levels.engine.waiting_records import ROWS_AT_ONCE, equals, read_waiting
 from legacy_levels.neutral_units import (
@@ -74,7 +73,7 @@ def entries_of_receipt(state: LevelState, receipt: Receipt) -> list[Entry]:
     queue = state.queue(level)
     own = queue.units(message.queue_offset, message.queue_offset + 1)
     if (own["commit_log_offset"] == receipt.commit_log_offset).any():
-        with_right_sizes(state.live, level, np.array([message.queue_offset]), own)
+        state.right_units(level, np.array([message.queue_offset]), own)
     queue_offset = find_record_end(queue, receipt.commit_log_offset + size_bytes)
     entry = None if queue_offset is None else _entry_at(state, level, queue_offset)
     if entry is None or handle.due_ms not in (entry.due_ms, message.store_timestamp_ms):
@@ -119,7 +118,7 @@ def _named_in(
         neutral = places[is_neutral(units)].tolist()
         whole = is_message(units)
         places, units = places[whole], units[whole]
-        units = with_right_sizes(state.live, level, places, units)
+        units = state.right_units(level, places, units)
         offsets = units["commit_log_offset"].astype(np.int64)
         meant = list(neutral)
         for part in read_waiting(log, offsets, units["size_bytes"].astype(np.int64)):

@@ -281,6 +281,8 @@ class LevelDelivery:
         if not len(entries) or level > live.levels.max_level:
             return False
         sizes, times = find_wrong_units(live, level, entries.queue_offset, entries.units)
+        if not self._state.believes_records:
+            sizes = sizes.none()
         is_early = times.units["tags_code"] > now_ms
         early = WrongUnits(times.rows[is_early], times.units[is_early])
         for wrong, told in (

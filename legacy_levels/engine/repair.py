@@ -77,6 +77,10 @@ class WrongUnits:
     rows: Int64Array
     units: UnitArray
 
+    def none(self) -> "WrongUnits":
+        """None of them."""
+        return WrongUnits(self.rows[:0], self.units[:0])
+
     def write(self, live: LiveStore, level: int, queue_offsets: Int64Array) -> None:
         """Put the right units into the queue. Raises TargetError."""
         queue = live.queue(LEVEL_TOPIC, level - 1)

@@ -65,7 +65,8 @@ class LevelRules:
       time (``deliver``), or waits for that one, as with brokers (``wait``).
     - ``saved_offsets``: delayOffset.json names the first entry that is pending (``head``), or what
       a broker's table would hold (``broker``): a skipped entry does not move it. That table tells
-      nothing of messages behind it: only with a broker's other ways of taking turns. In 5.x with
+      nothing of messages behind it: only with a broker's other ways of taking turns. Then an entry
+      of another length than its record is skipped, which else is mended. In 5.x with
       ``async_delivery`` it passes a put that failed, as with brokers: who opens the store from the
       table alone, a broker or a migration, does not find that message.
     - ``on_table_change``: where messages wait with another delay than the level table has, opening

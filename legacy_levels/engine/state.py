@@ -31,6 +31,7 @@ from legacy_levels.engine.repair import (
     finish_half_neutral,
     refuse_another_table,
     repair_due_times,
+    with_right_sizes,
 )
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.neutral_units import is_message
@@ -169,6 +170,19 @@ class LevelState:
     def queue(self, level: int) -> LiveQueue:
         """The queue of a level."""
         return self.live.queue(LEVEL_TOPIC, level - 1)
+
+    @property
+    def believes_records(self) -> bool:
+        """Whether an entry of another length than its record is mended; brokers skip it."""
+        return self.rules.saved_offsets != "broker"
+
+    def right_units(self, level: int, queue_offsets: Int64Array, units: UnitArray) -> UnitArray:
+        """These units of a level with the lengths of their records, where those are believed.
+        Raises TargetError.
+        """
+        if not self.believes_records:
+            return units
+        return with_right_sizes(self.live, level, queue_offsets, units)
 
     def runs(self, level: int) -> DueRuns:
         """What finds entries of a level by their due time."""

@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 
 from legacy_levels.engine.cursor import LevelCursor
-from legacy_levels.engine.repair import with_right_sizes
 from legacy_levels.engine.state import LevelState
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s
@@ -193,7 +192,7 @@ def _of_level(
     for first, units, waits in cursor.waiting():
         due_ms = units["tags_code"].astype(np.int64)
         rows = np.flatnonzero(waits & wanted.in_time(due_ms))
-        units = with_right_sizes(state.live, cursor.level, first + rows, units[rows])
+        units = state.right_units(cursor.level, first + rows, units[rows])
         offsets = units["commit_log_offset"].astype(np.int64)
         sizes = units["size_bytes"].astype(np.int64)
         due_ms = due_ms[rows]
@@ -218,7 +217,7 @@ def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
     for cursor in state.cursors.values():
         for first, units, waits in cursor.waiting():
             rows = np.flatnonzero(waits)
-            units = with_right_sizes(state.live, cursor.level, first + rows, units[rows])
+            units = state.right_units(cursor.level, first + rows, units[rows])
             offsets = units["commit_log_offset"].astype(np.int64)
             sizes = units["size_bytes"].astype(np.int64)
             for part in read_waiting(state.live.log, offsets, sizes):
