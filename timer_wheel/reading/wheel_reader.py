@@ -45,7 +45,6 @@ NATIVE_SLOT = SLOT.dtype.newbyteorder("=")
 def revised_slots(
     wheel: WheelSlots,
     units: TimerUnits,
-    *,
     begin_position: int,
     read_time_ms: int,
     precision_ms: int,
@@ -206,9 +205,7 @@ def read_wheel_store(
     wheel has slots of a millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):
-        from timer_wheel.reading.hierarchy_reader import read_hierarchy
-
-        return read_hierarchy(root, after_crash=after_crash)
+        return _read_hierarchy(root, after_crash=after_crash)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
@@ -216,17 +213,15 @@ def read_wheel_store(
         units = read_units(log, begin)
         precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
-        revised = revised_slots(
-            wheel, units, begin_position=begin, read_time_ms=read_time_ms, precision_ms=precision_ms
-        )
+        revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
         if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
             alone, hand_ms = alone[:0], read_time_ms
         alone = alone[alone >= commit_log.min_offset]  # retention takes messages that are due
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         passed, _ = _in_slots(revised, units, hand_ms, read_time_ms, precision_ms)
-        passed = passed.rows(passed.commit_log_offset >= commit_log.min_offset)
-        is_lost = ~(of(passed).for_broker(topic_in_delete_key) | passed.is_marker)
+        is_lost = passed.commit_log_offset >= commit_log.min_offset
+        is_lost &= ~(of(passed).for_broker(topic_in_delete_key) | passed.is_marker)
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
         timers, recalled = left.timers, of(left.timers)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
@@ -251,6 +246,12 @@ def read_wheel_store(
         unreachable_count=int(is_lost.sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
+
+
+def _read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
+    from timer_wheel.reading.hierarchy_reader import read_hierarchy
+
+    return read_hierarchy(root, after_crash=after_crash)
 
 
 def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms: int = 0) -> int:
