@@ -8,14 +8,17 @@ due time. Limitation: the log is read whole from the first message of the queue 
 
 import numpy as np
 
+from message_store.columns.byte_column import Int64s
 from message_store.files.log_row import open_log
 from message_store.files.notes import LostNotes
+from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.kernels.log import PARTS, walk_window
-from message_store.reading.commit_log import LogWalk
-from message_store.reading.consume_queue import is_filled, read_queue
+from message_store.life.trace import record_at
+from message_store.reading.commit_log import NO_TIME, LogWalk, read_store_times
+from message_store.reading.consume_queue import QueueEntries, UnitArray, is_filled, read_queue
 from message_store.redelivery.lineage import NAME_ROWS, Names
 from time_index.layouts import Units
 from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
@@ -51,12 +54,9 @@ def pending_in_time_index(root: StoreRoot) -> Units:
         return int(walked[1]), int(walked[2])
 
     with open_log(root) as log:
-        first = int(queue.commit_log_offset[0]) if len(queue) else log.min_offset
-        first = max(first, log.min_offset)
-        LogWalk(log, known_end=queue.indexed_end).run(first, visit)
-    found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))
-    entries = queue.units[is_filled(queue.units) & (queue.commit_log_offset >= first)]
-    unread = entries[~np.isin(entries["commit_log_offset"], found[OFFSET])]
+        LogWalk(log, known_end=queue.indexed_end).run(_first_record(queue, log), visit)
+        found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))
+        unread = _unread(queue, log, found)
     found = found[:, found[DUE] >= 0]
     units = Units(
         np.concatenate([found[DUE], np.full(len(unread), UNREAD_MS)]),
@@ -64,3 +64,31 @@ def pending_in_time_index(root: StoreRoot) -> Units:
         np.concatenate([found[SIZE], unread["size_bytes"]]).astype(np.int64),
     )
     return units.rows(~names.are_done(units.offsets, units.offsets)).in_order()
+
+
+def _first_record(queue: QueueEntries, log: SegmentReader) -> int:
+    """Where the first entry's record begins; where the log does if the entry is damaged."""
+    offsets = queue.commit_log_offset
+    is_first = len(offsets) > 0 and offsets[0] == offsets.min()
+    if is_first and read_store_times(log, offsets[:1])[0] != NO_TIME:
+        return max(int(offsets[0]), log.min_offset)
+    return log.min_offset
+
+
+def _unread(queue: QueueEntries, log: SegmentReader, found: Int64s) -> UnitArray:
+    """The entries that lead to no record that can be read. Where a record without an entry says
+    that it is theirs, the entry is damaged and not the record.
+    """
+    offsets = queue.commit_log_offset
+    is_lost = is_filled(queue.units) & (offsets >= log.min_offset)
+    is_lost &= ~np.isin(offsets, found[OFFSET])
+    rows = np.flatnonzero(is_lost)
+    if not len(rows):
+        return queue.units[:0]
+    others = np.setdiff1d(found[OFFSET][found[DUE] >= 0], offsets)
+    last = int(offsets[~is_lost].max(initial=0))
+    near = others[: np.searchsorted(others, last) + len(rows)]  # behind them no entry was lost
+    records = (record_at(log, int(offset)) for offset in near)
+    known = {record.queue_offset for record in records if record is not None}
+    is_theirs = np.isin(queue.first_queue_offset + rows, list(known))
+    return queue.units[rows[~is_theirs]]

@@ -19,6 +19,7 @@ from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import UNIQUE_KEY
@@ -122,8 +123,7 @@ def find_records(
         return int(found[_STOPPED_AT]), int(found[_WHY])
 
     walk = LogWalk(reader, known_end=max([known_end, *(each + 1 for each in newest)]))
-    stop_at = {"stop_at": known_end} if known_end else {}
-    end = walk.run(reader.min_offset, visit, **stop_at)
+    end = walk.run(reader.min_offset, visit, stop_at=known_end or LONG_MAX)
     for damaged in walk.damaged_places:
         if damaged < max(end, known_end) or damaged in newest:  # else the entry is damaged
             tell_damage(damaged)

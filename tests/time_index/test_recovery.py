@@ -20,10 +20,14 @@ from message_store import (
     MessageBatch,
 )
 from message_store.base.errors import DelayLimitError, TargetError
+from message_store.files.store_root import StoreRoot
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.interface.delay_store import Severity
+from tests.faults.damage import flip
 from tests.faults.engines import SMALL, abandon, open_time_index
 from time_index.buckets import Bucket
 from time_index.layouts import SPAN_MS
+from time_index.reading import UNREAD_MS, pending_in_time_index
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
@@ -227,3 +231,19 @@ def test_an_index_that_was_stopped_half_way_is_not_gone_on_with(
     store.close()
     with open_time_index(tmp_path, clock) as again:
         assert Counter(come(again, START_MS + 40 * HOUR_MS)) == Counter(names)
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 3], ids=["first", "inner", "last"])
+def test_a_damaged_entry_is_no_damaged_record_to_a_reader(tmp_path: Path, damaged: int) -> None:
+    """Any bit of its place and its length: the log has all messages, and none is told as lost."""
+    with open_time_index(tmp_path, ManualClock(START_MS)) as store:
+        places = [
+            store.schedule(Message("orders", b"x"), AfterMs(5_000)).commit_log_offset
+            for _ in range(4)
+        ]
+    [queue] = (tmp_path / "consumequeue").glob("*/*/*")
+    for bit in range(8 * 12):
+        flip(queue, QUEUE_UNIT.size * damaged + bit // 8, bit % 8)
+        units = pending_in_time_index(StoreRoot(tmp_path))
+        assert (units.offsets.tolist(), UNREAD_MS in units.due_ms) == (places, False), bit
+        flip(queue, QUEUE_UNIT.size * damaged + bit // 8, bit % 8)
