@@ -228,7 +228,7 @@ def test_a_conversion_is_measured_next_to_a_copy(
     run(convert, monkeypatch, *flags, "--results", str(results))
     for found in json.loads((results / "convert.json").read_text())["runs"]:
         assert found["convert"][0]["converted"] == found["messages"]
-        assert found["convert"][0]["verify"] > 0
+        assert found["verified"][0]["verify"] > 0
         assert found["copy"][0]["total"] > 0
         assert found["memory"]["worker_private_bytes"] > 1 << 20
     assert "| 2,000 |" in conversion_table(read_results(results))
