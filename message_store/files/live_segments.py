@@ -400,7 +400,9 @@ class LiveSegments:
             note[0].update(starts)
             note[1].update(names)
         self._being_synced.append(note)
-        files = sorted(note[0].intersection(self.starts))
+        files = sorted(note[0])
+        if files and files != self.starts[-1:]:  # most often the last alone, of maybe thousands
+            files = sorted(note[0].intersection(self.starts))
         try:
             descriptors = handles_of_its_own(self.descriptor(start) for start in files)
         except OSError as error:

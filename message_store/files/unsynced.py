@@ -67,7 +67,9 @@ class GroupSync:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
+        self._change = threading.Condition(self._lock)
+        self._waiting = 0
         self._started = 0
         self._finished = 0
         self._is_running = False
@@ -79,10 +81,14 @@ class GroupSync:
         """
         number = done = 0
         try:
-            with self._change:
+            with self._lock:
                 wanted = self._started + 1
-                while self._is_running and self._finished < wanted:
-                    self._change.wait()
+                self._waiting += 1
+                try:
+                    while self._is_running and self._finished < wanted:
+                        self._change.wait()
+                finally:
+                    self._waiting -= 1
                 if self._finished >= wanted:
                     return
                 self._started = number = self._started + 1
@@ -91,7 +97,8 @@ class GroupSync:
             done = number
         finally:  # also after an interrupt in front of the work: nobody else would ever begin
             if number:
-                with self._change:
+                with self._lock:
                     self._is_running = False
                     self._finished = max(self._finished, done)
-                    self._change.notify_all()
+                    if self._waiting:
+                        self._change.notify_all()

@@ -72,6 +72,7 @@ class LiveLog:
         self.append_count = 0
         self._file_start = 0
         self._room_end = _NO_ROOM
+        self._is_noted = False
         self._ready_end = 0
         self._descriptor = -1
         self._last_times_ms: dict[int, int] = {}
@@ -112,6 +113,9 @@ class LiveLog:
 
     def put(self, record: bytes, position: int) -> None:
         """Store a record at the offset that ``offset_for`` gave for it. Raises TargetError."""
+        if not self._is_noted:  # the first since a sync
+            self.segments.mark_dirty(self._file_start)
+            self._is_noted = True
         try:
             write_small(self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES)
         except OSError as error:
@@ -154,7 +158,7 @@ class LiveLog:
     def _enter_file(self, start: int) -> None:
         self._room_end = _NO_ROOM
         self.segments.make_file(start)
-        self.segments.mark_dirty(start)
+        self._is_noted = False
         self._descriptor = self.segments.descriptor(start)
         self._file_start = start
 
@@ -381,7 +385,7 @@ class LiveLog:
 
     def begin_sync(self) -> Unsynced:
         """Take note of what was written and not synced; the next write will note itself again."""
-        self._room_end = _NO_ROOM
+        self._is_noted = False
         return self.segments.begin_sync()
 
     def require_unbroken(self) -> None:

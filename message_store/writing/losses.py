@@ -252,6 +252,9 @@ def note_log_file_bytes(root: StoreRoot, file_bytes: int) -> None:
         replace_file(root.own / LOG_FILE_NAME, text.encode())
 
 
+_pack_log_end = LOG_END.packer.pack
+
+
 class LogEndNote:
     """Writes down where the log ended at a flush that synced nothing else.
 
@@ -270,7 +273,7 @@ class LogEndNote:
             return
         if self._file is None:
             self._file = InPlaceFile(self._root.own / LOG_END_NAME)
-        self._file.write(LOG_END.packer.pack(log_end, ~log_end))
+        self._file.write(_pack_log_end(log_end, ~log_end))
         self._end = log_end
 
     @staticmethod

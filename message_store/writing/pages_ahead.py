@@ -51,10 +51,12 @@ class PagesAhead:
         grown_bytes, self._end = end - self._end, end
         wanted_bytes = max(2 * grown_bytes, self._wanted_bytes * 7 // 8)
         self._wanted_bytes = min(wanted_bytes, _MOST_BYTES)
+        file_bytes = self._segments.file_bytes
+        if self._wanted_bytes < _LEAST_BYTES and end % file_bytes + self._wanted_bytes < file_bytes:
+            return None
         start, stop = max(end, self.found_end), end + self._wanted_bytes
         if self.is_finding or start >= stop:
             return None
-        file_bytes = self._segments.file_bytes
         files = range(start - start % file_bytes, stop, file_bytes)
         if file_bytes >= AHEAD_FROM_BYTES and files[-1] > end:
             with suppress(TargetError):  # no room: whoever writes will say so

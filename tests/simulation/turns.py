@@ -165,8 +165,8 @@ class TurnLock:
 class TurnCondition:
     """``threading.Condition`` for threads that take turns."""
 
-    def __init__(self) -> None:
-        self._lock = TurnLock()
+    def __init__(self, lock: TurnLock | None = None) -> None:
+        self._lock = lock or TurnLock()
         self._told = 0
 
     def __enter__(self) -> None:

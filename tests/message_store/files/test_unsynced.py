@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -53,7 +52,7 @@ def test_who_comes_while_it_runs_waits_for_one_run_more() -> None:
 
     work = Work()
     group = GroupSync(work)
-    group._change = Change()
+    group._change = Change(group._lock)
     [first] = started(group, 1)
     assert work.began.acquire(timeout=60)
     later = started(group, 20)
@@ -87,16 +86,22 @@ def test_a_run_that_failed_was_none_for_those_who_wait() -> None:
 def test_an_interrupt_in_front_of_the_work_keeps_nobody_waiting() -> None:
     interrupts = [KeyboardInterrupt]
 
-    class Change(threading.Condition):
-        def __exit__(self, *error: Any) -> None:
-            super().__exit__(*error)
+    class Lock:
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self._lock.acquire()
+
+        def __exit__(self, *_error: object) -> None:
+            self._lock.release()
             if interrupts:
                 raise interrupts.pop()
 
     work = Work()
     work.may_end.release()
     group = GroupSync(work)
-    group._change = Change()
+    group._lock = Lock()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         group.run()
     [later] = started(group, 1)
