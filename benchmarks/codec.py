@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import RESULTS, facts, keeping, prewarm
-from legacy_levels.generate.records import place_batch, write_batch
+from legacy_levels.generate.records import Chunk
 from message_store.base.clock import stopwatch_s
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch, decode_batch
+from message_store.columns.message_batch import decode_batch
 from message_store.columns.property_column import Piece, hex_key_column, join_property_columns
+from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
 from message_store.format.message_codec import decode_message_at, encode_message
 from message_store.kernels.crc import crc32, crc32_by_tables
 from message_store.kernels.raw_memory import address_of
@@ -43,20 +44,18 @@ def columns(count: int, body_bytes: int) -> tuple[list[Piece], ByteColumn]:
     return pieces, ByteColumn(block, starts, np.full(count, body_bytes))
 
 
-def batch_of(pieces: list[Piece], body: ByteColumn) -> StoredBatch:
-    """The records, their properties joined from columns."""
+def chunk_of(pieces: list[Piece], body: ByteColumn) -> Chunk:
+    """The messages, their properties joined from columns."""
     count = len(body)
-    return StoredBatch(
-        body=body,
-        topic=ByteColumn.repeat("rmq_sys_wheel_timer", count),
-        properties_text=join_property_columns(pieces),
-        born_ip=ByteColumn.repeat(_HOST, count),
-        store_ip=ByteColumn.repeat(_HOST, count),
-        queue_id=np.zeros(count),
+    times_ms = np.full(count, 1_793_000_000_000)
+    return Chunk(
+        queue_id=np.zeros(count, np.int64),
         queue_offset=np.arange(count),
-        commit_log_offset=np.zeros(count),
-        born_timestamp_ms=np.full(count, 1_793_000_000_000),
-        store_timestamp_ms=np.full(count, 1_793_000_000_000),
+        born_ms=times_ms,
+        stored_ms=times_ms,
+        due_ms=times_ms,
+        body=body,
+        properties_text=join_property_columns(pieces),
     )
 
 
@@ -65,15 +64,16 @@ def one_round(count: int, body_bytes: int) -> dict[str, float]:
     pieces, body = columns(count, body_bytes)
     prewarm(count * (body_bytes + _RECORD_BYTES))
     marks = [stopwatch_s()]
-    batch = batch_of(pieces, body)
+    chunk = chunk_of(pieces, body)
     marks.append(stopwatch_s())
-    placement = place_batch(batch)
-    target = np.empty(placement.end, np.uint8)
-    write_batch(batch, placement, target)
+    sizes = chunk.record_sizes(COMMIT_LOG_FILE_BYTES)
+    positions = np.cumsum(sizes) - sizes
+    target = np.empty(int(sizes.sum()), np.uint8)
+    chunk.fill(slice(0, count), positions, address_of(target))
     marks.append(stopwatch_s())
-    write_batch(batch, placement, target)
+    chunk.fill(slice(0, count), positions, address_of(target))
     marks.append(stopwatch_s())
-    read = decode_batch(target, placement.positions)
+    read = decode_batch(target, positions)
     marks.append(stopwatch_s())
     read.property("TAGS")
     marks.append(stopwatch_s())

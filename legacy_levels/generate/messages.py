@@ -7,8 +7,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from legacy_levels.generate.records import Chunk
 from message_store.columns.byte_column import ByteColumn, Bytes, Int64s
-from message_store.columns.message_batch import StoredBatch
 from message_store.columns.property_column import hex_key_column, join_property_columns
 from message_store.format import properties as names
 from message_store.format.broker_json import ConfigDialect
@@ -21,8 +21,6 @@ _CHUNK = 1 << 15
 _BODY_BLOCK_BYTES = 8 << 20
 _CLIENT = 0x2A9F18B4
 _CLIENT_BITS = 48
-_HOST_IP = bytes([127, 0, 0, 1])
-_CLIENT_IP = bytes([10, 1, 2, 3])
 _TAGS = ["", "create", "pay", "timeout", "remind"]
 _FIRST_TOPICS_SHARE = 0.3
 """Of what is left the next topic gets as much, and so on."""
@@ -103,17 +101,17 @@ def arrivals(
         top_ms = bottom_ms
 
 
-def batch_of(
+def chunk_of(
     recipe: Recipe,
     rng: Generator,
     levels: NDArray[np.uint8],
     ages_ms: Int64s,
     counts: dict[int, int],
-) -> tuple[StoredBatch, Int64s]:
-    """The records of a chunk, and when each is due; ``counts`` says how many each level had."""
+) -> Chunk:
+    """The messages of a chunk; ``counts`` says how many each level had."""
     rows = len(levels)
     numbers = sum(counts.values()) + np.arange(rows)
-    store_ms = recipe.now_ms - ages_ms
+    stored_ms = recipe.now_ms - ages_ms
     delays = np.array([0, *recipe.delays.delays_ms])
     topics = np.minimum(rng.geometric(_FIRST_TOPICS_SHARE, rows) - 1, len(recipe.topics) - 1)
     properties = _properties_of(recipe, rng, levels, numbers, topics)
@@ -122,22 +120,15 @@ def batch_of(
         rng.integers(0, _BODY_BLOCK_BYTES, rows),
         rng.integers(recipe.shortest_body, recipe.longest_body + 1, rows),
     )
-    batch = StoredBatch(
-        body=body,
-        topic=ByteColumn.repeat(names.LEVEL_TOPIC, rows),
-        properties_text=properties,
-        born_ip=ByteColumn.repeat(_CLIENT_IP, rows),
-        store_ip=ByteColumn.repeat(_HOST_IP, rows),
-        born_port=np.full(rows, 49_152),
-        store_port=np.full(rows, 10_911),
+    return Chunk(
         queue_id=levels.astype(np.int64) - 1,
         queue_offset=_queue_offsets(levels, counts),
-        commit_log_offset=np.zeros(rows, np.int64),
-        born_timestamp_ms=store_ms - rng.integers(0, 20, rows),
-        store_timestamp_ms=store_ms,
-        reconsume_times=np.zeros(rows, np.int64),
+        born_ms=stored_ms - rng.integers(0, 20, rows),
+        stored_ms=stored_ms,
+        due_ms=stored_ms + delays[levels],
+        body=body,
+        properties_text=properties,
     )
-    return batch, store_ms + delays[levels]
 
 
 def _properties_of(

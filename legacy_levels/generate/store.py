@@ -22,15 +22,13 @@ from legacy_levels.generate.messages import (
     ExtraProperty,
     Recipe,
     arrivals,
-    batch_of,
     body_block,
+    chunk_of,
     topic_names,
 )
-from legacy_levels.generate.records import place_batch, write_batch
+from legacy_levels.generate.records import Chunk
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.base.errors import BadFieldError, TargetError
-from message_store.columns.byte_column import Int64s
-from message_store.columns.message_batch import StoredBatch
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
@@ -50,8 +48,8 @@ from message_store.format.checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_5, Stor
 from message_store.format.delay_levels import DEFAULT_LEVELS, DelayLevels
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.writing.log import LiveLog
 
-Chunk = tuple[StoredBatch, Int64s]
 DIALECTS = {"4.9": ConfigDialect.ROCKETMQ_4_9, "5.x": ConfigDialect.ROCKETMQ_5_5}
 
 
@@ -149,7 +147,7 @@ def _chunks(
 ) -> Iterator[Chunk]:
     counts = dict.fromkeys(spans_ms, 0)
     for levels, ages_ms in arrivals(rng, messages, spans_ms):
-        yield batch_of(recipe, rng, levels, ages_ms, counts)
+        yield chunk_of(recipe, rng, levels, ages_ms, counts)
         for level in counts:
             counts[level] += int(np.count_nonzero(levels == level))
 
@@ -161,7 +159,7 @@ def _write_beside(chunks: Iterator[Chunk], writer: "_StoreWriter") -> None:
         for chunk in chunks:
             if writing is not None:
                 writing.result()
-            writing = thread.submit(writer.append, *chunk)
+            writing = thread.submit(writer.append, chunk)
         if writing is not None:
             writing.result()
 
@@ -177,49 +175,41 @@ class _StoreWriter(ClosedOnExit):
         queue_file_bytes: int,
     ) -> None:
         self.last_stored_ms = 0
-        self._log = LiveSegments(root.commit_log, commit_log_file_bytes)
+        self._log = LiveLog(LiveSegments(root.commit_log, commit_log_file_bytes), 0, 0)
         self._queues = {
             level: LiveSegments(root.level_queue(level), queue_file_bytes) for level in levels
         }
         self._counts = dict.fromkeys(self._queues, 0)
         self._due_min_ms, self._due_max_ms = LONG_MAX, 0
-        self._end = 0
-        self._buffer = np.empty(0, np.uint8)
 
-    def append(self, batch: StoredBatch, due_ms: Int64s) -> None:
+    def append(self, chunk: Chunk) -> None:
         """Write a chunk's records, and its entries of each queue. Raises TargetError."""
-        placement = place_batch(batch, self._end, self._log.file_bytes)
-        needed = placement.end - self._end
-        if needed > self._buffer.size:
-            self._buffer = np.empty(needed + needed // 4, np.uint8)
-        write_batch(batch, placement, self._buffer)
-        self._log.write_at(self._end, self._buffer[:needed].data)
-        units = np.empty(len(batch), QUEUE_UNIT.dtype)
-        units["commit_log_offset"] = placement.positions
-        units["size_bytes"] = placement.sizes
-        units["tags_code"] = due_ms
+        sizes = chunk.record_sizes(self._log.file_bytes)
+        units = np.empty(len(sizes), QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = self._log.append_rows(sizes, chunk.fill)
+        units["size_bytes"] = sizes
+        units["tags_code"] = chunk.due_ms
         for level, queue in self._queues.items():
-            rows = np.flatnonzero(batch.queue_id == level - 1)
+            rows = np.flatnonzero(chunk.queue_id == level - 1)
             queue.write_at(self._counts[level] * QUEUE_UNIT.size, units[rows].view(np.uint8).data)
             self._counts[level] += len(rows)
-        self._end = placement.end
-        self.last_stored_ms = int(batch.store_timestamp_ms[-1])
-        self._due_min_ms = min(self._due_min_ms, int(due_ms.min()))
-        self._due_max_ms = max(self._due_max_ms, int(due_ms.max()))
+        self.last_stored_ms = int(chunk.stored_ms[-1])
+        self._due_min_ms = min(self._due_min_ms, int(chunk.due_ms.min()))
+        self._due_max_ms = max(self._due_max_ms, int(chunk.due_ms.max()))
 
     def account(self) -> GeneratedStore:
         """What has been made so far."""
         some = self._due_max_ms > 0
         return GeneratedStore(
             messages=sum(self._counts.values()),
-            commit_log_bytes=self._end,
+            commit_log_bytes=self._log.end,
             messages_by_level=dict(self._counts),
             due_min_ms=self._due_min_ms if some else None,
             due_max_ms=self._due_max_ms if some else None,
         )
 
     def close(self) -> None:
-        for writer in (self._log, *self._queues.values()):
+        for writer in (self._log.segments, *self._queues.values()):
             writer.close()
 
 

@@ -19,29 +19,14 @@ from message_store.format import properties as names
 from message_store.format.layout import Buffer
 from message_store.format.message import Host, Message, StoredMessage
 from message_store.format.message_codec import decode_message_at
-from message_store.format.record_layout import (
-    BYTE_COLUMNS,
-    MAGIC_V1,
-    NUMBER_COLUMNS,
-)
-from message_store.kernels.batch import (
-    TABLE_LENGTH,
-    read_records,
-)
+from message_store.format.record_layout import BYTE_COLUMNS, NUMBER_COLUMNS
+from message_store.kernels.batch import TABLE_LENGTH, read_records
 from message_store.kernels.raw_memory import address_of
 
 _ZEROS: Any = attrs.Factory(lambda batch: np.zeros(len(batch.body), np.int64), takes_self=True)
-_MAGICS: Any = attrs.Factory(lambda batch: np.full(len(batch.body), MAGIC_V1), takes_self=True)
 _ABSENT: Any = attrs.Factory(
     lambda batch: ByteColumn.repeat(None, len(batch.body)), takes_self=True
 )
-
-
-def _same_length(batch: "MessageBatch | StoredBatch") -> None:
-    for field in attrs.fields(type(batch)):
-        column = getattr(batch, field.name)
-        if column is not None and len(column) != len(batch.body):
-            raise ValueError(f"{field.name} has {len(column)} rows, body {len(batch.body)}")
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -62,7 +47,10 @@ class MessageBatch:
     flag: Int64s = attrs.field(default=_ZEROS, converter=int64s)
 
     def __attrs_post_init__(self) -> None:
-        _same_length(self)
+        for field in attrs.fields(MessageBatch):
+            column = getattr(self, field.name)
+            if len(column) != len(self.body):
+                raise ValueError(f"{field.name} has {len(column)} rows, body {len(self.body)}")
 
     def __len__(self) -> int:
         return len(self.body)
@@ -153,7 +141,7 @@ class StoredBatch:
     """Commit log records, a column for each field of ``StoredMessage``.
 
     Numbers are int64 whatever their width in the record; an address has 4 or 16 bytes, and the IPv6
-    bits of ``sys_flag`` agree with it. ``body_crc`` None: computed while the records are written.
+    bits of ``sys_flag`` agree with it.
     """
 
     body: ByteColumn
@@ -161,22 +149,19 @@ class StoredBatch:
     properties_text: ByteColumn
     born_ip: ByteColumn
     store_ip: ByteColumn
-    queue_id: Int64s = attrs.field(converter=int64s)
-    queue_offset: Int64s = attrs.field(converter=int64s)
-    commit_log_offset: Int64s = attrs.field(converter=int64s)
-    born_timestamp_ms: Int64s = attrs.field(converter=int64s)
-    store_timestamp_ms: Int64s = attrs.field(converter=int64s)
-    born_port: Int64s = attrs.field(default=_ZEROS, converter=int64s)
-    store_port: Int64s = attrs.field(default=_ZEROS, converter=int64s)
-    flag: Int64s = attrs.field(default=_ZEROS, converter=int64s)
-    sys_flag: Int64s = attrs.field(default=_ZEROS, converter=int64s)
-    reconsume_times: Int64s = attrs.field(default=_ZEROS, converter=int64s)
-    prepared_transaction_offset: Int64s = attrs.field(default=_ZEROS, converter=int64s)
-    magic: Int64s = attrs.field(default=_MAGICS, converter=int64s)
-    body_crc: Int64s | None = attrs.field(default=None, converter=attrs.converters.optional(int64s))
-
-    def __attrs_post_init__(self) -> None:
-        _same_length(self)
+    magic: Int64s
+    body_crc: Int64s
+    queue_id: Int64s
+    flag: Int64s
+    queue_offset: Int64s
+    commit_log_offset: Int64s
+    sys_flag: Int64s
+    born_timestamp_ms: Int64s
+    born_port: Int64s
+    store_timestamp_ms: Int64s
+    store_port: Int64s
+    reconsume_times: Int64s
+    prepared_transaction_offset: Int64s
 
     def __len__(self) -> int:
         return len(self.body)
@@ -204,19 +189,15 @@ class StoredBatch:
         )
 
     def message(self, row: int) -> StoredMessage:
-        """One row as a value; ``body_crc`` 0 where it is yet to be computed."""
-        numbers = {
-            name: int(column[row])
-            for name in NUMBER_COLUMNS
-            if (column := getattr(self, name)) is not None
-        }
+        """One row as a value."""
+        numbers = {name: int(getattr(self, name)[row]) for name in NUMBER_COLUMNS}
         return StoredMessage(
             topic=self.topic[row].decode(),
             body=self.body[row],
             properties_text=self.properties_text[row],
             born_host=Host(self.born_ip[row], numbers.pop("born_port")),
             store_host=Host(self.store_ip[row], numbers.pop("store_port")),
-            **{"body_crc": 0, **numbers},
+            **numbers,
         )
 
     def property(self, name: str) -> ByteColumn:

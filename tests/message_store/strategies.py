@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hypothesis makes of messages: any hosts, both record versions, text from everywhere; and
-their log, by the bulk codec.
-"""
+"""What Hypothesis makes of messages: any hosts, both record versions, text from everywhere."""
 
-import numpy as np
 from hypothesis import strategies as st
 
-from legacy_levels.generate.records import Placement, place_batch, write_batch
-from message_store.columns.byte_column import Bytes
-from message_store.columns.message_batch import StoredBatch
-from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
 from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
 from message_store.format.message import Host, Message, StoredMessage
 from message_store.format.message_codec import body_crc
@@ -87,13 +80,3 @@ def waiting_messages(draw: st.DrawFn) -> Message:
         flag=draw(int32s),
         unique_key=draw(words),
     )
-
-
-def encode_batch(
-    batch: StoredBatch, start: int = 0, file_bytes: int = COMMIT_LOG_FILE_BYTES
-) -> tuple[Bytes, Placement]:
-    """The bytes of a log from ``start`` on, and where each record is in it."""
-    placement = place_batch(batch, start, file_bytes)
-    target = np.empty(placement.end - start, np.uint8)
-    write_batch(batch, placement, target)
-    return target, placement

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bulk codec is never a second truth: its bytes, values and errors are the scalar codec's."""
+"""Reading in bulk is never a second truth: its values and errors are the scalar codec's."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from legacy_levels.generate.records import place_batch, write_batch
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import MessageBatch, StoredBatch, decode_batch
@@ -27,9 +26,7 @@ from message_store.format.message_codec import (
 )
 from message_store.format.properties import decode_properties, encode_properties
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
-from tests.message_store.live_workload import stored
 from tests.message_store.strategies import (
-    encode_batch,
     int64s,
     property_lists,
     stored_messages,
@@ -75,25 +72,11 @@ def log_of(messages: list[StoredMessage], start: int, file_bytes: int) -> tuple[
     return log, positions
 
 
-# --- one law: the same bytes, the same values ----------------------------------------------------
-
-
-@given(st.lists(stored_messages(), max_size=12), st.integers(0, 3), st.integers(0, 1500))
-def test_both_codecs_write_the_same_log(
-    messages: list[StoredMessage], files_before: int, bytes_before: int
-) -> None:
-    file_bytes = 2_000
-    assume(all(len(encode_message(each)) + 8 <= file_bytes for each in messages))
-    start = files_before * file_bytes + bytes_before
-    expected, positions = log_of(messages, start, file_bytes)
-    data, placement = encode_batch(StoredBatch.of(messages), start, file_bytes)
-    assert data.tobytes() == expected
-    assert placement.positions.tolist() == positions
-    assert placement.end == start + len(expected)
+# --- one law: the same values ---------------------------------------------------------------------
 
 
 @given(st.lists(stored_messages(), max_size=12))
-def test_each_codec_reads_what_the_other_wrote(messages: list[StoredMessage]) -> None:
+def test_records_are_read_in_bulk_as_one_by_one(messages: list[StoredMessage]) -> None:
     log, positions = log_of(messages, 0, 1 << 20)
     placed = [
         attrs.evolve(each, commit_log_offset=position)
@@ -101,16 +84,9 @@ def test_each_codec_reads_what_the_other_wrote(messages: list[StoredMessage]) ->
     ]
     batch = decode_batch(log, np.array(positions, np.int64))
     assert [batch.message(row) for row in range(len(batch))] == placed
-    data, placement = encode_batch(StoredBatch.of(messages))
-    assert [decode_message_at(data.data, at) for at in placement.positions.tolist()] == placed
-
-
-@given(st.lists(stored_messages(), min_size=1, max_size=4))
-def test_the_body_checksum_is_computed_where_none_is_given(messages: list[StoredMessage]) -> None:
-    batch = StoredBatch.of(messages)
-    computed, _ = encode_batch(attrs.evolve(batch, body_crc=None))
-    given_one, _ = encode_batch(batch)
-    assert computed.tobytes() == given_one.tobytes()
+    assert [decode_message_at(log, at) for at in positions] == placed
+    of_values = StoredBatch.of(placed)
+    assert [of_values.message(row) for row in range(len(placed))] == placed
 
 
 @given(st.lists(stored_messages(), min_size=1, max_size=3), st.data())
@@ -143,89 +119,16 @@ def outcome(read: Callable[[], list[StoredMessage]]) -> object:
         return type(error), str(error)
 
 
-# --- the edges of a log file ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("left_over", "fits"), [(8, True), (7, False), (0, False), (9, True)])
-def test_a_record_leaves_eight_bytes_for_the_blank_or_goes_to_the_next_file(
-    left_over: int, fits: bool
-) -> None:
-    size = len(encode_message(message()))
-    assert size == 112
-    file_bytes = 2 * size + left_over
-    _, placement = encode_batch(StoredBatch.of([message(), message()]), 0, file_bytes)
-    assert placement.positions.tolist() == [0, size if fits else file_bytes]
-
-
-def test_the_blank_says_exactly_what_was_left_and_zeros_follow_it() -> None:
-    file_bytes = 2 * 112
-    data, _ = encode_batch(StoredBatch.of([message(), message()]), 0, file_bytes)
-    blank = BLANK_RECORD.encode(size_bytes=112, magic=MAGIC_BLANK)
-    assert data[112:224].tobytes() == blank.ljust(112, b"\0")
-
-
 def test_records_of_several_files_are_read_at_their_places() -> None:
-    messages = [message(queue_offset=n) for n in range(7)]
-    data, placement = encode_batch(StoredBatch.of(messages), 0, 300)
-    assert placement.end > 3 * 300
-    batch = decode_batch(data, placement.positions)
+    log, positions = log_of([message(queue_offset=n) for n in range(7)], 0, 300)
+    assert len(log) > 3 * 300
+    batch = decode_batch(log, np.array(positions, np.int64))
     assert batch.queue_offset.tolist() == list(range(7))
-    assert batch.commit_log_offset.tolist() == placement.positions.tolist()
+    assert batch.commit_log_offset.tolist() == positions
 
 
-def test_a_record_that_no_file_can_hold_is_refused() -> None:
-    batch = StoredBatch.of([message(), message(b"x" * 500)])
-    with pytest.raises(BadFieldError, match=r"larger than a log file .*at most 392, found 607"):
-        place_batch(batch, 0, 400)
-
-
-def test_a_log_that_ends_where_no_blank_fits_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot end at 395"):
-        place_batch(StoredBatch.of([message()]), 395, 400)
-
-
-def test_an_empty_batch_is_an_empty_log() -> None:
-    data, placement = encode_batch(StoredBatch.of([]), 12)
-    assert (data.size, placement.end) == (0, 12)
+def test_no_positions_are_an_empty_batch() -> None:
     assert len(decode_batch(b"", np.empty(0, np.int64))) == 0
-
-
-def test_too_small_a_target_is_refused_before_anything_is_written() -> None:
-    batch = StoredBatch.of([message()])
-    target = np.zeros(111, np.uint8)
-    with pytest.raises(ValueError, match="112 bytes do not fit 111"):
-        write_batch(batch, place_batch(batch), target)
-    assert not target.any()
-
-
-# --- what cannot be a record ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "column", "value", "error"),
-    [
-        ("a topic too long for V1", "topic", ByteColumn.of(["t" * 128]), "topic too long"),
-        ("too many properties", "properties_text", ByteColumn.of([b"p" * 32_768]), "too long"),
-        ("a queue id beyond 32 bits", "queue_id", np.array([2**31]), "head"),
-        ("a port beyond 32 bits", "store_port", np.array([-(2**31) - 1]), "head"),
-        ("an address of another kind", "born_ip", ByteColumn.of([b"\0" * 16]), "IPv6 bits"),
-        ("an address of no kind", "store_ip", ByteColumn.of([b"\0" * 5]), "4 or 16 bytes"),
-    ],
-)
-def test_what_no_record_can_hold_is_refused_as_the_scalar_codec_does(
-    change: str, column: str, value: object, error: str
-) -> None:
-    batch = attrs.evolve(StoredBatch.of([message()]), **{column: value})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=error):
-        encode_batch(batch)
-    with pytest.raises(ValueError, match=error):
-        encode_message(batch.message(0))
-
-
-def test_columns_of_different_length_are_refused() -> None:
-    batch = StoredBatch.of([message(), message()])
-    with pytest.raises(ValueError, match="queue_id has 1 rows, body 2"):
-        attrs.evolve(batch, queue_id=np.zeros(1))
 
 
 # --- checksums ------------------------------------------------------------------------------------
@@ -321,6 +224,11 @@ def as_rows(batch: MessageBatch) -> list[tuple[object, ...]]:
     return list(zip(*columns, strict=True))
 
 
+def test_columns_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="queue_id has 1 rows, body 3"):
+        attrs.evolve(MessageBatch.of(MESSAGES), queue_id=np.zeros(1))
+
+
 @pytest.mark.parametrize("shape", ["table", "chunks", "slices", "record batch"])
 def test_an_arrow_table_is_the_same_batch_as_its_messages(shape: str) -> None:
     table = ARROW
@@ -384,13 +292,6 @@ def test_a_byte_column_stays_inside_its_block_whatever_becomes_of_the_given_arra
     starts[1] = lengths[1] = 1 << 40
     assert list(column) == [b"ab", b"cd", b""]
     assert column.to_arrow().to_pylist() == [b"ab", b"cd", b""]
-
-
-def test_a_batch_is_not_written_at_the_places_of_another() -> None:
-    small, large = (StoredBatch.of([stored(bytes(size))]) for size in (10, 1 << 16))
-    placement = place_batch(small)
-    with pytest.raises(ValueError, match="placement of another batch"):
-        write_batch(large, placement, np.zeros(placement.end, np.uint8))
 
 
 def test_a_byte_column_beyond_its_block_is_refused() -> None:
