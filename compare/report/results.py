@@ -279,18 +279,8 @@ class RaceResults:
 
     def as_json(self) -> dict[str, Any]:
         """The race as JSON has it: all figures; curves and what was sampled are for reports."""
-        return {
-            "workload": attrs.asdict(self.workload),
-            "clock": self.clock,
-            "precision_ms": self.precision_ms,
-            "engines": {result.name: _engine_json(result) for result in self.engines},
-            "first_difference": (
-                None if self.first_difference is None else attrs.asdict(self.first_difference)
-            ),
-            "machine": dict(self.machine),
-            "command": self.command,
-            "puts_one_by_one": self.puts_one_by_one,
-        }
+        engines = {result.name: _engine_json(result) for result in self.engines}
+        return attrs.asdict(attrs.evolve(self, engines=())) | {"engines": engines}
 
 
 _NOT_IN_JSON = frozenset(

@@ -5,14 +5,14 @@
 """
 
 import gc
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +23,7 @@ from compare.report.delivered_topics import read_delivered_of
 from compare.running.engine_watch import EngineWatch, Progress
 from compare.running.engines import ENGINES, Engine
 from compare.running.faults import KILL, Fault, end_with
-from compare.running.observation import (
-    Delivered,
-    Observation,
-    RaceSettings,
-    read_observation,
-    write_observation,
-)
+from compare.running.observation import Delivered, Observation, RaceSettings
 from compare.running.putting import Putter
 from compare.running.virtual_run import VirtualRun
 from compare.running.work_files import read_workload, remove
@@ -248,49 +242,34 @@ def run_in_process(
     """Run an engine in a fresh process. Raises what the engine raised: TargetError, SourceError,
     EngineFailedError for anything else.
     """
-    result = store.with_name(store.name + ".npz")
-    request = {
-        "name": name,
-        "workload": str(workload_file),
-        "settings": attrs.asdict(settings),
-        "store": str(store),
-        "result": str(result),
-        "parent": os.getpid(),
-    }
+    order = pickle.dumps((name, workload_file, settings, store, os.getpid()))
     # -P: else a module of the working directory is imported in the place of one that is installed.
-    command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(request)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    report: dict[str, Any] = {}
+    command = [sys.executable, "-P", "-c", _PROGRAM, order.hex()]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert child.stdout is not None  # asked for above
+    word: Any = None
     try:
-        assert child.stdout is not None  # asked for above
-        for line in child.stdout:
-            report = json.loads(line)
-            if "stage" in report:
-                progress(f"{name}: {report['stage']}", report["done"], report["total"])
+        with child.stdout, suppress(EOFError, pickle.UnpicklingError):  # it ended, or was ended
+            while isinstance(word := pickle.load(child.stdout), tuple):
+                stage, done, total = word
+                progress(f"{name}: {stage}", done, total)
         code = child.wait()
     except BaseException:
         _end(child)
         raise
     finally:
-        if child.stdout is not None:
-            child.stdout.close()
         remove(_warm_place(store))  # where it was ended on its way
-    if "error" in report:
-        kind = {"TargetError": TargetError, "SourceError": SourceError}.get(report["kind"])
-        raise (
-            EngineFailedError(report["error"])
-            if kind is None
-            else kind(f"{name}: {report['error']}")
-        )
-    if code:
+    if type(word) in (TargetError, SourceError):
+        raise type(word)(f"{name}: {word}")
+    if isinstance(word, DelayStoreError):
+        raise EngineFailedError(str(word))
+    if not isinstance(word, Observation):
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         raise EngineFailedError(f"its process ended {how}")
-    seen = read_observation(result)
-    remove(result)
-    return seen
+    return word
 
 
-def _end(child: "subprocess.Popen[str]") -> None:
+def _end(child: "subprocess.Popen[bytes]") -> None:
     child.terminate()
     try:
         child.wait(_PATIENCE_S)
@@ -299,28 +278,25 @@ def _end(child: "subprocess.Popen[str]") -> None:
         child.wait()
 
 
-def main(request: str) -> None:
-    """What the fresh process does. On stdout: a line of JSON now and then, how far it is."""
+def main(order: str) -> None:
+    """What the fresh process does. It says on stdout how far it is, and last what it saw, or the
+    error that ended it: one pickled value behind another.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it tells it when to end
-    request_facts = json.loads(request)
-    end_with(request_facts["parent"])
-    faults = tuple(Fault(**fault) for fault in request_facts["settings"].pop("faults"))
-    settings = RaceSettings(**request_facts["settings"], faults=faults)
+    name, workload_file, settings, store, parent = pickle.loads(bytes.fromhex(order))
+    end_with(parent)
 
-    def say(**words: object) -> None:
-        sys.stdout.write(json.dumps(words) + "\n")
+    def say(word: object) -> None:
+        pickle.dump(word, sys.stdout.buffer)
         sys.stdout.flush()
 
     def progress(stage: str, done: int, total: int) -> None:
-        say(stage=stage, done=done, total=total)
+        say((stage, done, total))
 
     try:
         progress("getting ready", 0, 0)
-        workload = read_workload(Path(request_facts["workload"]))
-        engine = ENGINES[request_facts["name"]]
-        warm_up(engine, settings, Path(request_facts["store"]))
-        seen = run_engine(engine, workload, settings, Path(request_facts["store"]), progress)
-        write_observation(Path(request_facts["result"]), seen)
+        workload, engine = read_workload(workload_file), ENGINES[name]
+        warm_up(engine, settings, store)
+        say(run_engine(engine, workload, settings, store, progress))
     except DelayStoreError as error:
-        say(error=str(error), kind=type(error).__name__)
-        sys.exit(1)
+        say(error)

@@ -59,17 +59,12 @@ def _open_memory(_path: Path, clock: Clock, _settings: RaceSettings) -> DelaySto
     return MemoryStore(clock)
 
 
-def _lacks_nothing() -> str | None:
-    return None
-
-
 @attrs.frozen
 class Engine:
-    """One engine. ``lacks`` says in a sentence what it needs and this machine does not have."""
+    """One engine: how it is opened, and whether it leaves files behind."""
 
     open_store: OpenStore
     has_files: bool = True
-    lacks: Callable[[], str | None] = _lacks_nothing
 
 
 ENGINES: dict[str, Engine] = {

@@ -5,15 +5,12 @@ This is what every entrant hands in, ours and others, so that all are measured b
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 
-from compare.report.results import FaultSeen, Opening, Usage
+from compare.report.results import FaultSeen, Usage
 from compare.running.faults import Fault
-from compare.running.work_files import read_columns, write_columns
 from message_store.columns.byte_column import Int64s, int64s
 
 NOT_TAKEN = -1
@@ -124,52 +121,3 @@ class Observation:
     version: str = ""
     notes: tuple[str, ...] = ()
     put_failures: Mapping[str, int] = attrs.field(factory=dict)
-
-
-def write_observation(path: Path, seen: Observation) -> None:
-    """Hand it to another process."""
-    facts = {
-        "start_ms": seen.start_ms,
-        "costs": attrs.asdict(seen.costs),
-        "usage": attrs.asdict(seen.usage),
-        "faults": [attrs.asdict(fault) for fault in seen.faults],
-        "version": seen.version,
-        "notes": seen.notes,
-        "has_delivered": seen.delivered is not None,
-    }
-    delivered = seen.delivered or Delivered.nothing()
-    write_columns(
-        path,
-        facts,
-        promised_ms=seen.promised_ms,
-        counts=seen.rounds.counts,
-        seen_ms=seen.rounds.seen_ms,
-        number=delivered.number,
-        stored_ms=delivered.stored_ms,
-    )
-
-
-def read_observation(path: Path) -> Observation:
-    """What ``write_observation`` put there."""
-    facts, columns = read_columns(path)
-    delivered = Delivered(columns["number"], columns["stored_ms"])
-    return Observation(
-        start_ms=facts["start_ms"],
-        promised_ms=columns["promised_ms"],
-        rounds=SeenRounds(columns["counts"], columns["seen_ms"]),
-        costs=Costs(**facts["costs"]),
-        delivered=delivered if facts["has_delivered"] else None,
-        usage=_usage(facts["usage"]),
-        faults=tuple(map(_fault, facts["faults"])),
-        version=facts["version"],
-        notes=tuple(facts["notes"]),
-    )
-
-
-def _fault(facts: dict[str, Any]) -> FaultSeen:
-    opening = facts.pop("opening")
-    return FaultSeen(**facts, opening=None if opening is None else Opening(**opening))
-
-
-def _usage(columns: dict[str, Any]) -> Usage:
-    return Usage(**{name: tuple(values) for name, values in columns.items()})

@@ -108,10 +108,7 @@ class MessageMaker:
 
     def batch(self, first: int, last: int) -> MessageBatch:
         """The messages from one number up to another."""
-        return self.messages(np.arange(first, last))
-
-    def messages(self, numbers: Int64s) -> MessageBatch:
-        """The messages of these numbers."""
+        numbers = np.arange(first, last)
         lengths = self._workload.body_bytes[numbers]
         starts = np.cumsum(lengths) - lengths
         data = np.empty(int(lengths.sum()), np.uint8)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small races in this process, and engines with a fault planted in them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ class Here:
     engine: Engine
 
     def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
-        return self.engine.lacks()
+        return None
 
     def store_bytes(self, workload: Workload) -> int:
         return store_bytes(workload)
@@ -40,18 +41,28 @@ class Here:
         return run_engine(self.engine, read_workload(workload_file), settings, store, progress)
 
 
+class Absent(Here):
+    """One that this machine cannot run."""
+
+    def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
+        return "nobody has built it"
+
+
 def small(name: str, **recipe: Any) -> Workload:
     return make_workload(name, Recipe(**{"messages": 200, "body_bytes": 64, **recipe}))
 
 
 def race(
     workload: Workload,
-    engines: dict[str, Engine],
+    engines: Mapping[str, Engine | Here],
     directory: Path,
     settings: RaceSettings = EXACT,
     **more: Any,
 ) -> RaceResults:
-    entrants = {name: Here(engine) for name, engine in engines.items()}
+    entrants = {
+        name: engine if isinstance(engine, Here) else Here(engine)
+        for name, engine in engines.items()
+    }
     wanted = Race(
         workload=workload, engines=list(engines), settings=settings, directory=directory, **more
     )

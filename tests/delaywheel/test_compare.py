@@ -9,7 +9,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import attrs
 import click
 import pytest
 from click.testing import CliRunner, Result
@@ -17,7 +16,7 @@ from click.testing import CliRunner, Result
 from compare.running import race
 from compare.running.engines import ENGINES
 from legacy_levels.generate.store import generate_level_store
-from tests.compare.races import Here, twisted
+from tests.compare.races import Absent, Here, twisted
 from tests.source_laws import ROOT
 
 NOW_MS = 1_767_323_045_000
@@ -208,8 +207,7 @@ def test_a_trace_has_the_seed_that_was_given_and_counts_what_is_overdue(tmp_path
 def test_a_race_that_nobody_could_run_ends_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    absent = attrs.evolve(ENGINES["memory"], lacks=lambda: "nobody has built it")
-    monkeypatch.setitem(race.ENTRANTS, "memory", Here(absent))
+    monkeypatch.setitem(race.ENTRANTS, "memory", Absent(ENGINES["memory"]))
     alone, with_java = small("--engines", "memory"), small("--engines", "memory,java-wheel")
     assert (alone.exit_code, with_java.exit_code) == (1, 1), alone.output
     assert alone.stdout.startswith("No engine could run\n")

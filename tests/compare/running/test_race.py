@@ -21,15 +21,14 @@ from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, TargetError
 from message_store.interface.delay_store import DelayStore
 from message_store.writing.settings import StoreSettings
-from tests.compare.races import EXACT, Here, engines, race, small, twisted
+from tests.compare.races import EXACT, Absent, Here, engines, race, small, twisted
 
 ALL = ("levels", "wheel", "memory")
 
 
 @pytest.mark.parametrize("name", MADE_UP)
 def test_every_engine_delivers_every_workload_once_and_not_early(tmp_path: Path, name: str) -> None:
-    here = [engine for engine in ENGINES if ENGINES[engine].lacks() is None]
-    results = race(small(name, messages=60), engines(*here), tmp_path)
+    results = race(small(name, messages=60), ENGINES, tmp_path)
     for engine in results.engines:
         assert (engine.taken, engine.delivered, engine.is_right) == (60, 60, True), engine.name
         assert engine.lateness_after_promise_ms is not None
@@ -125,8 +124,8 @@ def test_what_an_engine_cannot_keep_is_not_taken_and_not_missing(tmp_path: Path)
 
 
 def test_an_engine_that_is_not_available_is_named_with_the_reason(tmp_path: Path) -> None:
-    absent = attrs.evolve(ENGINES["memory"], lacks=lambda: "nobody has built it")
-    results = race(small("burst"), {"absent": absent, **engines("memory")}, tmp_path)
+    both: dict[str, Engine | Here] = {"absent": Absent(ENGINES["memory"]), **engines("memory")}
+    results = race(small("burst"), both, tmp_path)
     assert results.engine("absent").unavailable == "nobody has built it"
     assert results.as_json()["engines"]["absent"] == {
         "unavailable": "nobody has built it",

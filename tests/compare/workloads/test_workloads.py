@@ -67,7 +67,7 @@ def test_a_recipe_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
 def test_a_body_begins_with_its_number_and_is_the_same_in_whatever_batch() -> None:
     made = small("uniform", topics=3)
     maker = MessageMaker(made)
-    whole, alone = maker.batch(0, 200), maker.messages(int64s([137]))
+    whole, alone = maker.batch(0, 200), maker.batch(137, 138)
     assert [int.from_bytes(body[:NUMBER_BYTES], "big") for body in whole.body] == list(range(200))
     assert (whole.body[137], whole.topic[137]) == (alone.body[0], alone.topic[0])
     assert set(whole.queue_id.tolist()) == set(range(QUEUES))
