@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from message_store.base.errors import ChecksumError, TargetError, reason_of
+from message_store.base.errors import ChecksumError, TargetError, disk_errors
 from message_store.columns.byte_column import Int64s
 from message_store.files.segments import list_segments, write_whole
 from message_store.files.small_files import (
@@ -66,15 +66,13 @@ class IndexFiles:
     def append(self, saved: SavedBucket, stored: bytes) -> None:
         """Put units behind those that count. Raises TargetError."""
         path = self.path_of(saved.start_ms)
-        try:
+        with disk_errors(TargetError, path, "written"):
             make_directories(self.directory, is_durable=False)
             descriptor = os.open(path, _FLAGS, 0o644)
             try:
                 write_whole(descriptor, memoryview(stored), saved.units * INDEX_UNIT.size)
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
 
     def write_state(self, state: IndexState) -> None:
         """From here on this is what counts. Raises TargetError."""

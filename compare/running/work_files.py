@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare.workloads.workload import Workload
-from message_store.base.errors import TargetError
+from message_store.base.errors import TargetError, disk_errors
 
 WORKLOAD_FILE = "workload.npz"
 _RACE_PREFIX = "delaywheel-race-"
@@ -37,13 +37,11 @@ def race_directory(above: Path | None, keep: Path | None) -> Iterator[Path]:
 
     Raises TargetError when the disk refuses it, or it is not empty.
     """
-    try:
+    with disk_errors(TargetError, keep or above, "written"):
         made = keep or Path(tempfile.mkdtemp(prefix=_RACE_PREFIX, dir=above))
         made.mkdir(parents=True, exist_ok=True)
         is_empty = not any(made.iterdir())
         held = _held(made) if keep is None else None
-    except OSError as error:
-        raise TargetError(f"{keep or above}: cannot be written: {error.strerror}") from error
     if not is_empty:
         raise TargetError(f"{keep}: is not empty")
     try:
@@ -116,11 +114,8 @@ def write_columns(path: Path, facts: Mapping[str, Any], **columns: NDArray[Any])
     Raises TargetError.
     """
     text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    try:
-        with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, facts=text, **columns)
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+    with disk_errors(TargetError, path, "written"), path.open("wb") as file:
+        np.savez(file, allow_pickle=False, facts=text, **columns)
 
 
 def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -201,15 +196,13 @@ def forget_pages(directory: Path) -> None:
     """
     for path in directory.rglob("*"):
         if path.is_file():
-            try:
+            with disk_errors(TargetError, path, "synced"):
                 descriptor = os.open(path, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)  # what is not yet on the disk would stay
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
-            except OSError as error:
-                raise TargetError(f"{path}: cannot be synced: {error.strerror}") from error
 
 
 def prewarm(wanted_bytes: int = 5 << 30) -> None:
@@ -230,10 +223,8 @@ def free_bytes(directory: Path) -> int:
 
 def make_directory(path: Path) -> Path:
     """A directory that is there afterwards. Raises TargetError."""
-    try:
+    with disk_errors(TargetError, path, "made"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be made: {error.strerror}") from error
     return path
 
 

@@ -28,7 +28,7 @@ from legacy_levels.generate.messages import (
 )
 from legacy_levels.generate.records import Chunk
 from message_store.base.closed_on_exit import ClosedOnExit
-from message_store.base.errors import BadFieldError, TargetError
+from message_store.base.errors import BadFieldError, TargetError, disk_errors
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
@@ -230,25 +230,21 @@ def _whole_or_nothing(root: StoreRoot) -> Iterator[None]:
 
 def _require_empty(path: Path) -> None:
     """Raise TargetError unless there is nothing, or an empty directory."""
-    try:
+    with disk_errors(TargetError, path, "read"):
         if path.exists() and not path.is_dir():
             raise TargetError(f"{path}: is a file, not a directory")
         if path.exists() and any(path.iterdir()):
             raise TargetError(f"{path}: not empty; a store is made in a directory of its own")
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _make_empty_store(root: StoreRoot) -> None:
     """A store that counts as not stopped cleanly, so that what is half made looks like it."""
     path = root.path
-    try:
+    with disk_errors(TargetError, path, "written"):
         refuse_dangling_link(path)
         path.mkdir(parents=True, exist_ok=True)
         root.mark_open(b"")
         root.commit_log.mkdir()
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _write_small_files(root: StoreRoot, recipe: Recipe, last_stored_ms: int) -> None:

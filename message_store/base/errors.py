@@ -8,7 +8,8 @@ bytes raise :class:`FormatError` or one of its children, and nothing else.
 import errno
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -210,3 +211,12 @@ def reason_of(error: Exception) -> str:
         return reason
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"{reason}: this process may open {limit:,}; raise that limit (`ulimit -n`)"
+
+
+@contextmanager
+def disk_errors(kind: type[DelayStoreError], where: object, verb: str) -> Iterator[None]:
+    """Let what the disk refuses be an error of this kind that says where and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{where}: cannot be {verb}: {reason_of(error)}") from error

@@ -19,7 +19,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import SourceError, TargetError, TruncatedRecordError, reason_of
+from message_store.base.errors import (
+    SourceError,
+    TargetError,
+    TruncatedRecordError,
+    disk_errors,
+    reason_of,
+)
 from message_store.files.segments import (
     list_segments,
     require_appendable,
@@ -94,10 +100,8 @@ class LiveSegments:
     def restore_length(self) -> None:
         """Cut a last file that was lengthened back: the store is refused. Raises TargetError."""
         if self._short_bytes is not None:
-            try:
+            with disk_errors(TargetError, self.path_of(self.starts[-1]), "shortened"):
                 os.ftruncate(self.descriptor(self.starts[-1]), self._short_bytes)
-            except OSError as error:
-                raise self.error("shortened", self.starts[-1], error) from error
             self._short_bytes = None
 
     # --- where it begins and ends -----------------------------------------------------------------
@@ -180,10 +184,8 @@ class LiveSegments:
         self._unsynced_names.add(directory.parent)
 
     def _lengthen(self, start: int) -> None:
-        try:
+        with disk_errors(TargetError, self.path_of(start), "lengthened"):
             os.ftruncate(self.descriptor(start), self.file_bytes)
-        except OSError as error:
-            raise self.error("lengthened", start, error) from error
         self._dirty.add(start)
 
     def error(self, what: str, start: int, error: OSError) -> TargetError:
@@ -237,7 +239,7 @@ class LiveSegments:
     def save_from(self, offset: int, path: Path) -> None:
         """Copy what lies from ``offset`` on to a file, durably, with holes. Raises TargetError."""
         temporary = path.with_name(f".{path.name}.new")
-        try:
+        with disk_errors(TargetError, path, "written"):
             path.parent.mkdir(exist_ok=True)
             descriptor = os.open(temporary, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
@@ -252,8 +254,6 @@ class LiveSegments:
             os.replace(temporary, path)
             sync_directory(path.parent)
             sync_directory(path.parent.parent)
-        except OSError as error:
-            raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
 
     def find(self, wanted: bytes, offset: int) -> int:
         """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
@@ -302,10 +302,8 @@ class LiveSegments:
 
     def _remove(self, start: int) -> Path:
         path = self.path_of(start)
-        try:
+        with disk_errors(TargetError, self.path_of(start), "removed"):
             os.unlink(path)
-        except OSError as error:
-            raise self.error("removed", start, error) from error
         self._unsynced_names.add(self.directory)
         self.starts.remove(start)
         self._dirty.discard(start)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from message_store.base.errors import FormatError, SourceError, TargetError, reason_of
+from message_store.base.errors import FormatError, SourceError, TargetError, disk_errors, reason_of
 
 SMALL_FILE_MAX_BYTES = 256 << 20
 """A configuration file larger than this is no configuration file."""
@@ -179,7 +179,7 @@ def replace_file(
     Not durably, it survives the process but may be lost, or be empty, when power is. Raises
     TargetError when the disk refuses, and leaves nothing beside the file.
     """
-    try:
+    with disk_errors(TargetError, path, "written"):
         make_directories(path.parent, is_durable=is_durable)
         temporary = path.with_name(f".{path.name}.new")
         descriptor = os.open(
@@ -199,8 +199,6 @@ def replace_file(
             raise
         if is_durable:
             sync_directory(path.parent)
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
 
 
 def make_directories(path: Path, *, is_durable: bool = True) -> None:
@@ -246,32 +244,26 @@ class InPlaceFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
+        with disk_errors(TargetError, path, "opened"):
             is_new = not path.exists()
             self._descriptor = os.open(path, flags, 0o644)
             if is_new:
                 sync_directory(path.parent)
-        except OSError as error:
-            raise TargetError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
     def write(self, content: bytes | memoryview, *, at: int = 0, durably: bool = False) -> None:
         """Write ``content`` at byte ``at``; ``durably`` returns when it is on disk. Raises
         TargetError when the disk refuses.
         """
-        try:
+        with disk_errors(TargetError, self._path, "written"):
             if os.pwrite(self._descriptor, content, at) != len(content):
                 raise OSError(errno.ENOSPC, "only a part could be written")
             if durably:
                 os.fdatasync(self._descriptor)
-        except OSError as error:
-            raise TargetError(f"{self._path}: cannot be written: {reason_of(error)}") from error
 
     def another_handle(self) -> int:
         """A handle of its own for the file, which the caller closes. Raises TargetError."""
-        try:
+        with disk_errors(TargetError, self._path, "opened"):
             return os.dup(self._descriptor)
-        except OSError as error:
-            raise TargetError(f"{self._path}: cannot be opened: {reason_of(error)}") from error
 
     def close(self) -> None:
         """Give the file back; closing twice is fine."""
@@ -301,12 +293,10 @@ def write_over(path: Path, content: bytes) -> None:
 
 def remove_file(path: Path, *, is_durable: bool = False) -> None:
     """Remove a file if it is there; durably, so no power loss undoes it. Raises TargetError."""
-    try:
+    with disk_errors(TargetError, path, "removed"):
         path.unlink(missing_ok=True)
         if is_durable and path.parent.is_dir():
             sync_directory(path.parent)
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be removed: {reason_of(error)}") from error
 
 
 def sync_file(path: str | Path) -> None:
@@ -344,8 +334,5 @@ def read_lines(path: Path) -> Iterator[bytes] | None:
 
 
 def _lines_of(descriptor: int, path: Path) -> Iterator[bytes]:
-    try:
-        with os.fdopen(descriptor, "rb") as file:
-            yield from file
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
+    with disk_errors(SourceError, path, "read"), os.fdopen(descriptor, "rb") as file:
+        yield from file

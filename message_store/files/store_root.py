@@ -16,6 +16,7 @@ from message_store.base.errors import (
     SourceError,
     StoreLockedError,
     TargetError,
+    disk_errors,
     reason_of,
 )
 from message_store.files.dledger import (
@@ -324,10 +325,8 @@ class StoreRoot:
         the lock file cannot be made or the disk knows no locks.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
+        with disk_errors(TargetError, self.lock, "opened"):
             descriptor = os.open(self.lock, flags, 0o644)
-        except OSError as error:
-            raise TargetError(f"{self.lock}: cannot be opened: {reason_of(error)}") from error
         lock = StoreLock(descriptor)
         try:
             lock.take(fcntl.F_WRLCK)
@@ -377,19 +376,15 @@ class StoreRoot:
         """
         paths = sorted(self.own.iterdir()) if is_directory(self.own) else []
         for path in (each for each in paths if is_ordinary_file(each)):
-            try:
+            with disk_errors(TargetError, path, "synced"):
                 sync_file(path)
-            except OSError as error:
-                raise TargetError(f"{path}: cannot be synced: {reason_of(error)}") from error
 
     def mark_stopped(self) -> None:
         """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""
-        try:
+        with disk_errors(TargetError, self.abort, "removed"):
             with suppress(FileNotFoundError):
                 os.unlink(self.abort)
             sync_directory(self.path)
-        except OSError as error:
-            raise TargetError(f"{self.abort}: cannot be removed: {reason_of(error)}") from error
 
     def discard(self, *, keeps_directory: bool) -> None:
         """Take away all that is in it, as far as the disk allows: a store that was not finished."""

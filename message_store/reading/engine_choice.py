@@ -7,7 +7,7 @@ Knows them by name and neither by import: whoever may import them maps the name 
 from pathlib import Path
 from typing import Literal, get_args
 
-from message_store.base.errors import OptionsError, SourceError, reason_of
+from message_store.base.errors import OptionsError, SourceError, disk_errors
 from message_store.files.rocksdb.queues import refuse_queue_database
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present
@@ -125,7 +125,5 @@ def _is_new(path: Path) -> bool:
     """Whether nothing stands there, or an empty directory. Raises SourceError."""
     if not is_directory(path):
         return not is_present(path)
-    try:
+    with disk_errors(SourceError, path, "read"):
         return not any(path.iterdir())
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error

@@ -20,6 +20,7 @@ from message_store.base.errors import (
     FormatError,
     TargetError,
     TruncatedRecordError,
+    disk_errors,
 )
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import prefault_by_zeroing, write_small, write_whole
@@ -472,11 +473,9 @@ class PieceWriter:
 
     def _wait(self) -> None:
         writing, self._writing = self._writing, None
-        try:
+        with disk_errors(TargetError, self._segments.path_of(self._file_start), "written"):
             if writing is not None:
                 writing.result()
-        except OSError as error:
-            raise self._segments.error("written", self._file_start, error) from error
 
 
 def pieces_of(positions: Int64s, file_bytes: int) -> list[slice]:

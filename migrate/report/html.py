@@ -18,7 +18,7 @@ from jinja2 import Template
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from message_store.base.errors import TargetError, reason_of
+from message_store.base.errors import TargetError, disk_errors
 from message_store.base.html_pages import html_environment
 from message_store.base.printable import iso_time, shell_word, span
 from message_store.files.small_files import read_beginning, replace_file
@@ -132,11 +132,8 @@ def require_report_place(path: Path, *stores: Path) -> None:
         if begins not in (b"", _PAGE_BEGINS):
             raise TargetError(f"{path}: is already there, and is no report; choose another name")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            pass
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
+    with disk_errors(TargetError, path, "written"), tempfile.TemporaryFile(dir=above):
+        pass
 
 
 def write_html_report(report: ConversionReport, path: Path) -> None:

@@ -20,6 +20,7 @@ from message_store.base.errors import (
     FormatError,
     SourceError,
     TargetError,
+    disk_errors,
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
@@ -288,13 +289,11 @@ class IndexDb:
         Called inside ``LiveStore.sync_or_break``: after a failed sync the next one succeeds,
         although data is lost. Raises TargetError.
         """
-        try:
+        with disk_errors(TargetError, self.path, "synced"):
             for path in self.path.glob("*.log"):
                 with suppress(FileNotFoundError):  # its changes are in a synced table by now
                     sync_file(path)
             sync_directory(self.path)
-        except OSError as error:
-            raise TargetError(f"{self.path}: cannot be synced: {reason_of(error)}") from error
 
     def move(self, batch: "IndexBatch") -> None:
         """Make changes that put what stands in one place into another: what holds stays true."""

@@ -8,14 +8,13 @@ because a broker believes it if it finds no unit. A loss of power may keep the c
 the units (RocketMQ: TimerMessageStore's flush service writes the timer log first).
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 
 from message_store.base.clock import Clock
-from message_store.base.errors import FormatError, TargetError, reason_of
+from message_store.base.errors import FormatError, TargetError, disk_errors
 from message_store.files.small_files import (
     InPlaceFile,
     read_small_file,
@@ -130,7 +129,7 @@ class WheelFiles:
     def _write(self, checkpoint: TimerCheckpoint, *, in_any_case: bool = False) -> InPlaceFile:
         if self._checkpoint_file is None:
             path = self._root.config_file(TIMER_CHECKPOINT_NAME)
-            with _disk_may_refuse(path.parent):
+            with disk_errors(TargetError, path.parent, "written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._checkpoint_file = InPlaceFile(path)
         if in_any_case or self.is_stale or checkpoint != self.checkpoint:
@@ -272,12 +271,3 @@ class WheelFiles:
         for file in (self._checkpoint_file, self._wheel_file):
             if file is not None:
                 file.close()
-
-
-@contextmanager
-def _disk_may_refuse(directory: Path) -> Iterator[None]:
-    """Raise TargetError for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise TargetError(f"{directory}: cannot be written: {reason_of(error)}") from error
