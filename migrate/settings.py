@@ -30,7 +30,9 @@ from timer_wheel.format.timer_log import units_per_file
 from timer_wheel.format.wheel_math import (
     DEFAULT_PRECISION_MS,
     DEFAULT_ROLL_WINDOW_SLOTS,
+    MARGIN_SLOTS,
     PRECISIONS_MS,
+    SLOTS_TOTAL,
     effective_roll_window,
     snap_precision,
 )
@@ -149,6 +151,22 @@ class TargetSettings:
             max_message_bytes=number("maxMessageSize", 0) or None,
             retention_hours=number("fileReservedTime", DEFAULT_RETENTION_HOURS),
         )
+
+    @property
+    def retention_ms(self) -> int:
+        """So long a broker keeps a log file after its last change."""
+        return self.retention_hours * 3_600_000
+
+    def open_before_ms(self, first_slot_ms: int, log_bytes: int, now_ms: int) -> int:
+        """Until when a broker must have opened a wheel, or messages are lost.
+
+        Slots older than the wheel's length are never read, and log files but the last are deleted
+        once their last change is older than the retention.
+        """
+        wheel_ms = first_slot_ms + (SLOTS_TOTAL - MARGIN_SLOTS) * self.precision_ms
+        if log_bytes <= self.commit_log_file_bytes:
+            return wheel_ms
+        return min(wheel_ms, now_ms + self.retention_ms)
 
     @property
     def record_max_bytes(self) -> int:

@@ -69,7 +69,6 @@ CHANGE_UNFINISHED = error(
 
 
 _COPY_SLACK_MS = 60_000
-_HOUR_MS = 3_600_000
 _DEPENDS_ON = {"timerPrecisionMs": "precision_ms", **SIZE_SETTINGS}
 
 
@@ -155,8 +154,7 @@ def _expired(snapshot: StoreSnapshot) -> Iterator[Finding]:
     segments = snapshot.log.segments
     if len(segments) < 2:
         return
-    kept_until_ms = segments[0].modified_ns // 1_000_000
-    kept_until_ms += snapshot.broker.retention_hours * _HOUR_MS
+    kept_until_ms = segments[0].modified_ns // 1_000_000 + snapshot.broker.retention_ms
     if kept_until_ms <= snapshot.now_ms:
         problem = f"its first log file is kept until {when(kept_until_ms, snapshot.now_ms)}"
         yield TARGET_EXPIRED.at(snapshot.relative(segments[0].path), problem)

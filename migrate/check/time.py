@@ -15,7 +15,6 @@ from message_store.interface.finding_rules import error, info, warning
 from migrate.check.snapshot import StoreSnapshot
 from timer_wheel.format.wheel_math import floor_ms
 
-_HOUR_MS = 3_600_000
 LATE_ENOUGH_MS = 1_000
 """A shorter delay than this is nothing that anybody waits for."""
 
@@ -86,7 +85,6 @@ def check_retention(snapshot: StoreSnapshot) -> Iterator[Finding]:
 
     RocketMQ: DefaultMessageStore.CleanCommitLogService (4.9.7).
     """
-    retention_ms = snapshot.broker.retention_hours * _HOUR_MS
     deliveries, now_ms = deliveries_of(snapshot), snapshot.now_ms
     segments = snapshot.log.segments
     if not segments:
@@ -95,7 +93,7 @@ def check_retention(snapshot: StoreSnapshot) -> Iterator[Finding]:
     # The last file is never deleted; the next record may end it, and then its time is now.
     changed_ms = np.array([segment.modified_ns // 1_000_000 for segment in segments], np.int64)
     changed_ms[-1] = max(int(changed_ms[-1]), now_ms)
-    deleted_ms = changed_ms + retention_ms
+    deleted_ms = changed_ms + snapshot.broker.retention_ms
     segment_index = np.searchsorted(starts, deliveries.commit_log_offset, side="right") - 1
     in_log = segment_index >= 0
     in_danger = in_log & (deliveries.needed_ms > np.maximum(deleted_ms[segment_index], now_ms))
@@ -112,16 +110,14 @@ def check_retention(snapshot: StoreSnapshot) -> Iterator[Finding]:
                 f" fileReservedTime {hours} h is over for the first of them at {at}"
             )
             yield rule.at(snapshot.relative(segments[first].path), problem)
-    yield from _roll_window(snapshot, retention_ms)
+    yield from _roll_window(snapshot)
 
 
-def _roll_window(snapshot: StoreSnapshot, retention_ms: int) -> Iterator[Finding]:
+def _roll_window(snapshot: StoreSnapshot) -> Iterator[Finding]:
     settings = snapshot.broker
-    window_ms = settings.roll_window_slots * settings.precision_ms
-    if snapshot.has_wheel and retention_ms <= window_ms:
-        problem = (
-            f"the roll window is {span(window_ms)}, log files are kept for {span(retention_ms)}"
-        )
+    window_ms, kept_ms = settings.roll_window_slots * settings.precision_ms, settings.retention_ms
+    if snapshot.has_wheel and kept_ms <= window_ms:
+        problem = f"the roll window is {span(window_ms)}, log files are kept for {span(kept_ms)}"
         yield ROLL_RETENTION.at("the broker's configuration", problem)
 
 

@@ -38,7 +38,7 @@ from migrate.source.sources import chosen_by_level
 from migrate.write.log_file import SourceShare
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.room import disk_warnings, require_room
-from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, floor_ms
+from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.placing import OVERDUE_SLOTS
 
 PLANNED, CONTINUED, UNFINISHED, NOTHING = (
@@ -53,7 +53,6 @@ _SINCE_ADDED: dict[str, Any] = {
     "sources": (), "topics": {}, "due": None,
 }  # fmt: skip
 """What reports in the notes of earlier versions do not have."""
-_HOUR_MS = 3_600_000
 _BROKER_CONF = (
     "timerWheelEnable",
     "timerRocksDBEnable",
@@ -136,11 +135,9 @@ class InPlacePlan:
         """When the first slot leaves the wheel: a broker must open the store before."""
         if not len(self.plan):
             return None
-        settings = self.plan.settings
-        wheel_ms = int(self.outs_ms.min()) + (SLOTS_TOTAL - MARGIN_SLOTS) * settings.precision_ms
-        if self.after.log_end - self.backlog.log_min <= settings.commit_log_file_bytes:
-            return wheel_ms
-        return min(wheel_ms, self.plan.now_ms + settings.retention_hours * _HOUR_MS)
+        return self.plan.settings.open_before_ms(
+            int(self.outs_ms.min()), self.after.log_end - self.backlog.log_min, self.plan.now_ms
+        )
 
     def report(self, state: str, seconds: Seconds, backup: Path | None = None) -> InPlaceReport:
         """The report, as it is known before and as it stays afterwards."""

@@ -20,9 +20,6 @@ from migrate.write.seal import topic_demands
 from migrate.write.target_config import broker_settings
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
 from timer_wheel.format.timer_log import FLAG_ROLL, TIMER_UNIT
-from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
-
-_HOUR_MS = 3_600_000
 
 
 def bad_record(backlog: LevelBacklog, at: int, reason: str) -> BadRecord:
@@ -41,19 +38,11 @@ def bad_records(backlog: LevelBacklog, corrections: Corrections) -> tuple[BadRec
 
 
 def open_before_ms(rows: TargetRows) -> int | None:
-    """Until when a broker must have opened the target, or messages are lost; None when it has none.
-
-    Slots older than the wheel's length are never read, and log files but the last are deleted once
-    their last change is older than the retention.
-    """
+    """Until when a broker must have opened the target; None when it has no message."""
     if len(rows) == 0:
         return None
-    settings = rows.settings
     first_slot_ms = int(rows.slots.slot_time_ms.min())
-    wheel_ms = first_slot_ms + (SLOTS_TOTAL - MARGIN_SLOTS) * settings.precision_ms
-    if rows.log_end <= settings.commit_log_file_bytes:
-        return wheel_ms
-    return min(wheel_ms, rows.now_ms + settings.retention_hours * _HOUR_MS)
+    return rows.settings.open_before_ms(first_slot_ms, rows.log_end, rows.now_ms)
 
 
 def _rows_of(runs: Runs, column: NDArray[Any]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from delaywheel.terminal.options.places import name_given_places, place_flags
+from delaywheel.terminal.options.places import BROKER_CONF, name_given_places, place_flags
 from delaywheel.terminal.options.types import (
     LEVEL_TABLE,
     LEVELS,
@@ -23,9 +23,10 @@ from delaywheel.terminal.options.types import (
     ParamType,
     Place,
     all_of,
+    errors_of_flag,
 )
 from message_store.base.clock import SystemClock
-from message_store.base.errors import DelayStoreError
+from message_store.base.errors import BadFieldError, SourceError
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import INT_MAX
@@ -170,7 +171,7 @@ conversion_options = all_of(
         help='The source broker\'s messageDelayLevel, such as "1s 5s 10s".',
     ),
     click.option(
-        "--broker-conf",
+        BROKER_CONF,
         type=STORE,
         help="The source broker's configuration file, for its messageDelayLevel, and for where its"
         " log and queues lie.",
@@ -305,15 +306,12 @@ def given_level_table(given: DelayLevels | None, broker_conf: Path | None) -> De
         return given
     from migrate.settings import read_broker_conf
 
-    hint = "--broker-conf"
-    try:
+    with errors_of_flag(BROKER_CONF):
         text = read_broker_conf(broker_conf).get(LEVEL_TABLE_KEY)
-    except DelayStoreError as error:
-        raise click.BadParameter(str(error), param_hint=hint) from error
-    try:
-        return None if text is None else DelayLevels.parse(text)
-    except DelayStoreError as error:
-        raise click.BadParameter(f"{broker_conf}: {error}", param_hint=hint) from error
+        try:
+            return None if text is None else DelayLevels.parse(text)
+        except BadFieldError as error:
+            raise SourceError(f"{broker_conf}: {error}") from error
 
 
 def _target_settings(
@@ -322,9 +320,7 @@ def _target_settings(
     """The settings of the broker that will open the target, and what its topics shall say."""
     from migrate.settings import TargetSettings, read_broker_conf
 
-    try:
+    with errors_of_flag("--target-conf"):
         conf = read_broker_conf(target_conf) if target_conf else {}
         settings = TargetSettings.from_conf(conf, int(precision_ms) if precision_ms else None)
         return attrs.evolve(settings, topic_type=topic_type)
-    except DelayStoreError as error:
-        raise click.BadParameter(str(error), param_hint="--target-conf") from error

@@ -17,15 +17,11 @@ from delaywheel.terminal.options.conversion import (
     acting_option,
     given_level_table,
 )
-from delaywheel.terminal.options.types import DURATION, LEVEL_TABLE, all_of
+from delaywheel.terminal.options.places import BROKER_CONF
+from delaywheel.terminal.options.types import DURATION, LEVEL_TABLE, all_of, errors_of_flag
 from delaywheel.terminal.verb import loading
 from message_store.base.clock import Clock, ManualClock, SystemClock
-from message_store.base.errors import (
-    DelayStoreError,
-    OptionsError,
-    OtherEngineWarning,
-    PrecisionError,
-)
+from message_store.base.errors import OptionsError, OtherEngineWarning, PrecisionError
 from message_store.files.small_files import is_ordinary_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -46,11 +42,9 @@ if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
     from message_store.writing.store import LiveStore
 
-CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200
 NO_LIMITS: Mapping[str, Any] = MappingProxyType({})
 DEFAULT_SLOT_MS = 1_000
-HOUR_MS = 3_600_000
 TO_THE_MILLISECOND = "1"
 ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "dialect", "now_ms")
 LIMIT_FLAGS = ("max_delay_ms", "beyond_max", "start_deliver_time_alias")
@@ -90,7 +84,7 @@ engine_options = all_of(
         help='What the levels mean, unless RocketMQ\'s own; such as "1s 5s 10s".',
     ),
     click.option(
-        CONF_FLAG,
+        BROKER_CONF,
         type=STORE,
         help="A broker's configuration file, for its messageDelayLevel, timerPrecisionMs,"
         " timerRollWindowSlot, timerMaxDelaySec, sizes of files, fileReservedTime and brokerName.",
@@ -187,8 +181,8 @@ def _precision_told() -> Iterator[None]:
     except PrecisionError as error:
         raise OptionsError(
             f"{error.where}: messages wait on a wheel with slots of {error.kept_ms} ms, not"
-            f" {error.asked_ms}: give --precision-ms {error.kept_ms}, or the {CONF_FLAG} of its own"
-            f" broker (timerPrecisionMs={error.kept_ms})"
+            f" {error.asked_ms}: give --precision-ms {error.kept_ms}, or the {BROKER_CONF} of its"
+            f" own broker (timerPrecisionMs={error.kept_ms})"
         ) from error
 
 
@@ -261,21 +255,19 @@ def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict
     """What a broker's configuration says of an engine."""
     from migrate.settings import TargetSettings, positive_number, read_broker_conf
 
-    try:
+    with errors_of_flag(BROKER_CONF):
         conf = read_broker_conf(path)
         broker = TargetSettings.from_conf(conf, precision_ms)
         settings = StoreSettings(
             commit_log_file_bytes=broker.commit_log_file_bytes,
             queue_file_bytes=broker.queue_file_bytes,
             timer_log_file_bytes=broker.timer_log_file_bytes,
-            retention_ms=broker.retention_hours * HOUR_MS,
+            retention_ms=broker.retention_ms,
             broker_name=conf.get("brokerName") or StoreSettings().broker_name,
         )
         if engine in ("levels", "time-index"):
             return {"settings": settings}
         longest_s = positive_number(conf, "timerMaxDelaySec", DEFAULT_MAX_DELAY_S)
-    except DelayStoreError as error:
-        raise click.BadParameter(str(error), param_hint=CONF_FLAG) from error
     if engine == "hierarchy":  # its promises are its own
         return {"settings": settings, "max_delay_ms": longest_s * 1_000}
     return {

@@ -8,8 +8,14 @@ from typing import Any
 
 import click
 
-from delaywheel.terminal.options.types import PATHS, Decorator, Function, Place, all_of
-from message_store.base.errors import DelayStoreError
+from delaywheel.terminal.options.types import (
+    PATHS,
+    Decorator,
+    Function,
+    Place,
+    all_of,
+    errors_of_flag,
+)
 
 BROKER_CONF = "--broker-conf"
 NAMES = ("commit_log", "consume_queue", "dledger_log")
@@ -59,12 +65,10 @@ def name_given_places(*sources: Path, broker_conf: Path | None, **given: Any) ->
         raise click.UsageError(_FOR_ONE)
     flags.require_there()
     verb = click.get_current_context().find_root()
-    try:
+    with errors_of_flag(BROKER_CONF):
         conf = {} if broker_conf is None else read_broker_conf(broker_conf)
         for source in sources:
             verb.with_resource(placed(source, places_in(source, conf, flags)))
-    except DelayStoreError as error:
-        raise click.BadParameter(str(error), param_hint=BROKER_CONF) from error
     return given
 
 

@@ -9,7 +9,8 @@ import grp
 import os
 import pwd
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from message_store.base.durations import DURATION_FORMS, TOO_LONG, parse_duration
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, DelayStoreError
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.recall_handle import RecallHandle
 
@@ -58,9 +59,18 @@ def all_of(*options: Decorator) -> Decorator:
     return decorate
 
 
+@contextmanager
+def errors_of_flag(flag: str | None = None) -> Iterator[None]:
+    """Let an error be one of how the verb was called; ``flag`` where click does not know it."""
+    try:
+        yield
+    except DelayStoreError as error:
+        raise click.BadParameter(str(error), param_hint=flag) from error
+
+
 class Parsed(ParamType[T]):
-    """A parameter whose text ``parse`` turns into a value. It raises BadParameter, to which click
-    adds the flag; ``name`` is what help calls the value.
+    """A parameter whose text ``parse`` turns into a value. It raises BadParameter, or an error of
+    ours; click adds the flag. ``name`` is what help calls the value.
     """
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -69,7 +79,8 @@ class Parsed(ParamType[T]):
 
     def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> T:
         """The value; a default may be one already."""
-        return self._parse(value) if isinstance(value, str) else value
+        with errors_of_flag():
+            return self._parse(value) if isinstance(value, str) else value
 
 
 def parse_time(text: str) -> int:
@@ -105,10 +116,7 @@ def parse_length(text: str) -> int:
 
 def _parse_handle(text: str) -> str:
     """A recall handle, as ``schedule`` prints it and RocketMQ's own clients get it."""
-    try:
-        RecallHandle.parse(text)
-    except BadFieldError as error:
-        raise click.BadParameter(str(error)) from error
+    RecallHandle.parse(text)
     return text
 
 
@@ -127,14 +135,6 @@ def _parse_levels(text: str) -> tuple[int, ...]:
             raise click.BadParameter(f"{part!r} is not within RocketMQ's levels 1 to 18")
         levels |= set(range(bounds[0], bounds[1] + 1))
     return tuple(sorted(levels))
-
-
-def _parse_level_table(text: str) -> DelayLevels:
-    """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
-    try:
-        return DelayLevels.parse(text)
-    except BadFieldError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _parse_owner(text: str) -> tuple[int, int]:
@@ -195,7 +195,7 @@ TIME = Parsed("time", parse_time)
 DURATION = Parsed("duration", parse_length)
 HANDLE = Parsed("handle", _parse_handle)
 LEVELS = Parsed("levels", _parse_levels)
-LEVEL_TABLE = Parsed("level table", _parse_level_table)
+LEVEL_TABLE = Parsed("level table", DelayLevels.parse)
 OWNER = Parsed("user:group", _parse_owner)
 MODE = Parsed("octal", _parse_mode)
 SETTING = Parsed("key=value", _parse_setting)

@@ -14,25 +14,23 @@ from delaywheel.terminal.options.conversion import (
     given_level_table,
     now_option,
 )
-from delaywheel.terminal.options.places import name_given_places, place_flags
-from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS, all_of
+from delaywheel.terminal.options.places import BROKER_CONF, name_given_places, place_flags
+from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS, all_of, errors_of_flag
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
-from message_store.base.errors import DelayStoreError
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.engine_choice import ENGINE_NAMES, EngineName
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
 
-_BROKER_CONF = "--broker-conf"
 _TARGET_CONF = "--target-conf"
 
 
 @verb("delaywheel check /data/rocketmq/store --broker-conf /etc/rocketmq/broker.conf")
 @click.argument("store", type=STORE)
 @click.option(
-    _BROKER_CONF,
+    BROKER_CONF,
     type=STORE,
     help="The configuration of the broker of this store: sizes, retention, level table,"
     " switches, and where log and queues lie.",
@@ -77,17 +75,13 @@ def check(
         from migrate.check.snapshot import CheckOptions
         from migrate.check.store import check_store
         from migrate.settings import TargetSettings
-    conf = _conf(broker_conf, _BROKER_CONF)
+    conf = _conf(broker_conf, BROKER_CONF)
     name_given_places(store, broker_conf=broker_conf, **places)
     target = _conf(target_conf, _TARGET_CONF)
-    try:
-        settings = TargetSettings.from_conf(target) if target_conf is not None else None
-    except DelayStoreError as error:
-        raise click.BadParameter(str(error), param_hint=_TARGET_CONF) from error
     options = CheckOptions(
         now_ms=now_ms,
         conf=conf,
-        target=settings,
+        target=None if target_conf is None else TargetSettings.from_conf(target),
         level_table=given_level_table(
             level_table, broker_conf if LEVEL_TABLE_KEY in conf else None
         ),
@@ -106,11 +100,9 @@ def _conf(path: Path | None, flag: str) -> dict[str, str]:
         return {}
     from migrate.settings import TargetSettings, read_broker_conf
 
-    try:
+    with errors_of_flag(flag):
         conf = read_broker_conf(path)
         TargetSettings.from_conf(conf)
-    except DelayStoreError as error:
-        raise click.BadParameter(str(error), param_hint=flag) from error
     return conf
 
 
@@ -152,7 +144,7 @@ _put_back_options = all_of(
         help="Engine to restore into; required if STORE has both levels and a wheel.",
     ),
     click.option("--level-table", type=LEVEL_TABLE, help="What STORE's levels mean."),
-    click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
+    click.option(BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
     execute_option(),
     acting_option,
 )
@@ -189,7 +181,7 @@ def put_back(
         from migrate.quarantine.kept import Repair
         from migrate.quarantine.restore import RestoreOptions, restore_records
         from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
-    settings = TargetSettings.from_conf(_conf(broker_conf, _BROKER_CONF))
+    settings = TargetSettings.from_conf(_conf(broker_conf, BROKER_CONF))
     report = restore_records(
         RestoreOptions(
             quarantine=quarantine,

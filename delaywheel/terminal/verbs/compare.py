@@ -15,6 +15,7 @@ from delaywheel.terminal.options.race import (
     compare_options,
     require_flags_that_apply,
 )
+from delaywheel.terminal.options.types import errors_of_flag
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.errors import BadFieldError
 
@@ -201,8 +202,6 @@ def _faults(
     """Those that were chosen, and so many at random points."""
     from compare.running.faults import Fault, random_faults
 
-    try:
+    with errors_of_flag("--fault"):
         asked = tuple(Fault.parse(text) for text in chosen)
-    except BadFieldError as error:
-        raise click.BadParameter(str(error), param_hint="--fault") from error
     return asked + random_faults(count, seed, made.end_ms - made.start_ms)

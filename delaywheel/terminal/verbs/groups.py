@@ -23,12 +23,12 @@ from delaywheel.terminal.options.conversion import STORE, now_option
 from delaywheel.terminal.options.engine import Engine, engine_options, opened
 from delaywheel.terminal.options.loop import loop_options, told_loop
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import DURATION
+from delaywheel.terminal.options.types import DURATION, errors_of_flag
 from delaywheel.terminal.render.engine import group_lines, nothing_there_line
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock, SystemClock
 from message_store.base.durations import DURATION_FORMS
-from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.base.errors import DelayStoreError
 from message_store.base.printable import printable
 
 if TYPE_CHECKING:
@@ -128,10 +128,8 @@ def _require_name(group: str) -> None:
     """Refuse a name that no group can have."""
     from consumer_groups.received import check_group
 
-    try:
+    with errors_of_flag("--group"):
         check_group(group)
-    except BadFieldError as error:
-        raise click.BadParameter(str(error), param_hint="--group") from error
 
 
 def _require_topic(engine: Engine, store: Path, topic: str) -> None:

@@ -12,10 +12,10 @@ from delaywheel.terminal.options.engine import Engine, engine_options, opened
 from delaywheel.terminal.options.message import due_options
 from delaywheel.terminal.options.message_lines import due_of
 from delaywheel.terminal.options.places import place_options
-from delaywheel.terminal.options.types import HANDLE
+from delaywheel.terminal.options.types import HANDLE, errors_of_flag
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from delaywheel.terminal.verbs.groups import require_group
-from message_store.base.errors import BadFieldError, SharedKeyError
+from message_store.base.errors import SharedKeyError
 from message_store.files.store_root import StoreRoot
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
@@ -57,10 +57,8 @@ def trace(
     with loading(output):
         from message_store.life.trace import offset_of_id, trace_directory, trace_offset_id
     if offset_id is not None:
-        try:
+        with errors_of_flag("--id"):
             offset_of_id(offset_id)
-        except BadFieldError as error:
-            raise click.BadParameter(str(error), param_hint="--id") from error
     output.tell_of_writer(store)
     unread: list[int] = []
     if offset_id is not None:
