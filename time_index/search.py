@@ -16,83 +16,78 @@ from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.log import LiveLog
 from time_index.index import CANCELS, TimeIndex, bucket_of
-from time_index.layouts import Bools, Units
+from time_index.layouts import Units
 from time_index.record_kernel import key_hash, read_facts
 
 _PIECE = 1 << 17
 
 
 def waiting(index: TimeIndex, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
-    """Record and promise of every pending message that may pass, bucket by bucket."""
+    """Record and promise of every pending message that can be read and may pass, by buckets."""
     for start_ms in index.starts():
-        units = index.look(start_ms)
-        units = units.rows(_may_pass(index.store.log, units, wanted))
+        units = _passing(index.store.log, index.look(start_ms), wanted)
         yield LogDeliveries(index.store, units.offsets, units.sizes, units.due_ms)
 
 
-def waiting_records(index: TimeIndex) -> Iterator[LogDeliveries]:
-    """The record and the promise of every message that waits and can be read, bucket by bucket."""
-    for start_ms in index.starts():
-        units = index.look(start_ms)
-        units = units.rows(read_facts(index.store.log, units.offsets, units.sizes).is_fine)
-        yield LogDeliveries(index.store, units.offsets, units.sizes, units.due_ms)
-
-
-def _may_pass(log: LiveLog, units: Units, wanted: WaitingFilter) -> Bools:
-    """Which messages may be asked for, by due time and by hashes."""
-    chosen: Bools = wanted.in_time(units.due_ms)
-    if wanted.topic is not None or wanted.unique_key is not None:
-        facts = read_facts(log, units.offsets, units.sizes)
-        if wanted.topic is not None:
-            chosen &= facts.topic_hash == string_hash(wanted.topic)
-        if wanted.unique_key is not None:
-            chosen &= facts.key_hash == key_hash(wanted.unique_key)
-    return chosen
+def _passing(log: LiveLog, units: Units, wanted: WaitingFilter) -> Units:
+    """The messages that may be asked for, by due time and by hashes."""
+    units = units.rows(wanted.in_time(units.due_ms))
+    facts = read_facts(log, units.offsets, units.sizes)
+    chosen = facts.is_fine
+    if wanted.topic is not None:
+        chosen = chosen & (facts.topic_hash == string_hash(wanted.topic))
+    if wanted.unique_key is not None:
+        chosen = chosen & (facts.key_hash == key_hash(wanted.unique_key))
+    return units.rows(chosen)
 
 
 @attrs.frozen(eq=False)
 class Named:
     """What a receipt or a handle names: a receipt its own message, a handle all that share it."""
 
-    handle: RecallHandle
-    first_offset: int | None = None
+    _index: TimeIndex
+    _handle: RecallHandle
+    _first_offset: int | None
 
-    def pending(self, index: TimeIndex) -> list[StoredMessage]:
+    def waiting(self) -> list[StoredMessage]:
         """Those that wait."""
-        units = index.look(bucket_of(self.handle.due_ms), keeps=True)
-        return self._among(index.store.log, units.rows(units.due_ms == self.handle.due_ms))
+        units = self._index.look(bucket_of(self._handle.due_ms), keeps=True)
+        return self._among(units.rows(units.due_ms == self._handle.due_ms))
 
-    def fate(self, index: TimeIndex) -> Cancellation:
+    def past(self) -> Cancellation:
         """What became of them, where none waits."""
-        offsets = int64s([each.commit_log_offset for each in self._ever(index)])
+        offsets = int64s([each.commit_log_offset for each in self._ever()])
         if not len(offsets):
             return Cancellation.NEVER_EXISTED
-        is_taken = np.isin(offsets, _cancelled(index)).all()
+        is_taken = np.isin(offsets, _cancelled(self._index)).all()
         return Cancellation.CANCELLED if is_taken else Cancellation.ALREADY_DELIVERED
 
-    def _ever(self, index: TimeIndex) -> list[StoredMessage]:
+    def count_alike(self, target: StoredMessage) -> int:
+        """A cancel takes one message."""
+        return 1
+
+    def _ever(self) -> list[StoredMessage]:
         """All whose records the log still has: a receipt says where, a handle has all looked at."""
-        queue, log = index.queue, index.store.log
+        queue, log = self._index.queue, self._index.store.log
         first, end = queue.min_offset, queue.max_offset
-        if self.first_offset is not None:
-            first = queue.first_behind(self.first_offset - 1)
+        if self._first_offset is not None:
+            first = queue.first_behind(self._first_offset - 1)
             end = min(first + 1, end)
         found = []
         for begin in range(first, end, _PIECE):
             units = queue.units(begin, min(begin + _PIECE, end))
             offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
             facts = read_facts(log, offsets, sizes)
-            found += self._among(
-                log, Units(facts.due_ms, offsets, sizes).rows(facts.due_ms == self.handle.due_ms)
-            )
+            ever = Units(facts.due_ms, offsets, sizes)
+            found += self._among(ever.rows(facts.due_ms == self._handle.due_ms))
         return found
 
-    def _among(self, log: LiveLog, units: Units) -> list[StoredMessage]:
+    def _among(self, units: Units) -> list[StoredMessage]:
         """Those among messages that are due at this time."""
-        if self.first_offset is not None:
-            units = units.rows(units.offsets == self.first_offset)
-        topic, key = self.handle.topic, self.handle.unique_key
-        units = units.rows(_may_pass(log, units, WaitingFilter(topic=topic, unique_key=key)))
+        if self._first_offset is not None:
+            units = units.rows(units.offsets == self._first_offset)
+        log, topic, key = self._index.store.log, self._handle.topic, self._handle.unique_key
+        units = _passing(log, units, WaitingFilter(topic=topic, unique_key=key))
         pairs = zip(units.offsets.tolist(), units.sizes.tolist(), strict=True)
         messages = (log.readable_record(offset, size_bytes) for offset, size_bytes in pairs)
         return [

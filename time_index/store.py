@@ -7,7 +7,6 @@ never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
 """
 
 from collections.abc import Iterator
-from numbers import Integral
 from pathlib import Path
 
 import attrs
@@ -17,10 +16,8 @@ from message_store.base.clock import Clock
 from message_store.base.errors import (
     BadFieldError,
     DelayLimitError,
-    SharedKeyError,
     UnsupportedDelayError,
 )
-from message_store.base.kinds import takes
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.delay_levels import DelayLevels
@@ -30,35 +27,33 @@ from message_store.format.message_codec import decode_message_at, encode_message
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.batch import draft_batch
-from message_store.intake.engine import Engine
+from message_store.intake.engine import made_or_let_go
 from message_store.intake.records import RecordForm, RecordMaker
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for, unfinished
 from message_store.intake.store_intake import LiveIntake, Part
+from message_store.intake.timed_engine import TimedEngine
 from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,
     AtMs,
     BatchReceipt,
-    Cancellation,
     Due,
     Finding,
-    Pending,
     Receipt,
     Severity,
-    named_by,
 )
 from message_store.interface.finding_rules import worst_first
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit, to_slot_end
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
-from message_store.redelivery.deliveries import LogDeliveries, pending_among
-from message_store.writing.findings import floor_findings, undeliverable, warn_of_other_engines
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.findings import floor_findings, undeliverable
 from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 from time_index.index import CANCELS, MESSAGES, TimeIndex, bucket_of
 from time_index.record_kernel import read_facts
-from time_index.search import Named, waiting, waiting_records
+from time_index.search import Named, waiting
 
 _CANCEL_BODY = b"cancel"
 
@@ -165,15 +160,13 @@ class TimeIndexIntake:
 
 
 _DEFAULTS = StoreSettings()
-_LATEST_ADVANCE_MS = 2**62
-"""Later than every promise; what is asked for beyond it would only overflow."""
 
 
 def _refuse_before_recovery(live: LiveStore, _extent: Extent) -> None:
     unfinished(live, TIME_INDEX_TOPIC)
 
 
-class TimeIndexStore(Engine):
+class TimeIndexStore(TimedEngine[StoredMessage]):
     """``DelayStore`` on a time index. Made by ``open``.
 
     A message is promised for the millisecond that is asked for, within ``settings.retention_ms``.
@@ -192,11 +185,8 @@ class TimeIndexStore(Engine):
         *,
         start_deliver_time_alias: bool = False,
     ) -> None:
-        self.live = store
         self._index = TimeIndex.open(store)
-        self._intake = TimeIndexIntake(store, limit)
-        self._alias = start_deliver_time_alias
-        self._group = store.group(self._flush)
+        super().__init__(store, TimeIndexIntake(store, limit), alias=start_deliver_time_alias)
 
     @classmethod
     def open(
@@ -235,32 +225,24 @@ class TimeIndexStore(Engine):
             level_table=levels,
             before_recovery=_refuse_before_recovery,
         )
-        try:
+
+        def make() -> "TimeIndexStore":
             made = cls(store, limit, start_deliver_time_alias=start_deliver_time_alias)
             finish_rescheduling(made, TIME_INDEX_TOPIC)
-        except BaseException:
-            store.abandon()
-            raise
-        warn_of_other_engines(store, TIME_INDEX_TOPIC)
-        return made
+            return made
+
+        return made_or_let_go(store, TIME_INDEX_TOPIC, make)
 
     # --- time -------------------------------------------------------------------------------------
 
-    @takes(now_ms=Integral)
-    def advance(self, now_ms: int) -> LogDeliveries:
-        """Move everything that is due at ``now_ms`` into its topic."""
-        now_ms = min(now_ms, _LATEST_ADVANCE_MS)
-        with self.live.reading():
-            self.live.log.require_unbroken()
-            self._index.place_queued()
-            self._clean(now_ms)  # first what may fail: it would hide deliveries
-            with self.live.all_or_broken():
-                return self._deliver(now_ms)
+    def _place_queued(self) -> None:
+        self._index.place_queued()
 
-    def _deliver(self, now_ms: int) -> LogDeliveries:
+    def _turn(self, now_ms: int) -> LogDeliveries:
         """A killed process has appended all of it or nothing; each record names the one that it
         takes on, and so the next opening knows.
         """
+        self._index.place_queued()
         index, due = self._index, self._index.due(now_ms)
         if not len(due):
             return LogDeliveries(self.live, *3 * [int64s([])])
@@ -278,82 +260,33 @@ class TimeIndexStore(Engine):
         return LogDeliveries(self.live, done.positions, done.sizes, due.due_ms[done.rows])
 
     def _clean(self, now_ms: int) -> None:
-        """Let retention remove old files, but for those with pending messages."""
-        log, settings = self.live.log, self.live.settings
-        is_any_old = self.live.retention.kept is not None or (
-            len(log.segments.starts) > 1
-            and log.store_time_ms(log.min_offset) + settings.retention_ms <= now_ms
-        )
-        if is_any_old:
-            keep_from = min(self._index.first_offset(), self.live.first_of_others(TIME_INDEX_TOPIC))
-            self.live.clean(now_ms, keep_from, lambda: None)
+        self._index.place_queued()
+        keep_from = min(self._index.first_offset(), self.live.first_of_others(TIME_INDEX_TOPIC))
+        self.live.clean(now_ms, keep_from, lambda: None)
 
-    def next_due_ms(self) -> int | None:
-        """The earliest promise."""
-        with self.live.reading():
-            self._index.place_queued()
-            return self._index.first_due_ms()
+    def _find_next_due(self) -> int | None:
+        return self._index.first_due_ms()
 
     # --- pending messages -----------------------------------------------------------------------
 
-    def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
-        self._index.place_queued()
-        if wanted.level is not None:
-            return iter(())
-        return pending_among(self.live, waiting(self._index, wanted), wanted)
+    def _pieces(self, wanted: WaitingFilter) -> Iterator[LogDeliveries]:
+        return waiting(self._index, wanted)
 
-    def waiting_records(self) -> Iterator[LogDeliveries]:
-        """The record and the promise of each message that waits, in pieces."""
-        with self.live.reading():
-            self._index.place_queued()
-            return waiting_records(self._index)
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> Named:
+        return Named(self._index, handle, first_offset)
 
-    @takes(receipt=Receipt | str)
-    def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Cancel the message of a receipt, or all that a handle names."""
-        handle, first_offset = named_by(receipt)
-        with self.live.reading():
-            messages = self._pending_of(handle, first_offset)
-            if isinstance(messages, Cancellation):
-                return messages
-            for message in messages:
-                with self.live.all_or_broken():
-                    self._intake.cancel(message, handle.due_ms, self.live.clock.now_ms())
-                    offsets = int64s([message.commit_log_offset])
-                    self._index.take_out(bucket_of(handle.due_ms), offsets)
-            return Cancellation.CANCELLED
+    def _recall(self, target: StoredMessage, handle: RecallHandle) -> None:
+        with self.live.all_or_broken():
+            self._intake.cancel(target, handle.due_ms, self.clock.now_ms())
+            self._index.take_out(bucket_of(handle.due_ms), int64s([target.commit_log_offset]))
 
-    def _pending_of(
-        self, handle: RecallHandle, first_offset: int | None
-    ) -> list[StoredMessage] | Cancellation:
-        """The pending messages of a handle, or what became of those that it names."""
-        if handle.broker_name != self.live.settings.broker_name:
-            return Cancellation.NEVER_EXISTED
-        self.live.log.require_unbroken()
-        self._index.place_queued()
-        named = Named(handle, first_offset)
-        return named.pending(self._index) or named.fate(self._index)
-
-    @takes(receipt=Receipt | str, due=Due)
-    def reschedule(self, receipt: Receipt | str, due: Due) -> Receipt | Cancellation:
-        """Let a pending message wait for another time. Raises SharedKeyError where several pending
-        messages share what names this one.
-        """
-        handle, first_offset = named_by(receipt)
-        with self.live.reading():
-            messages = self._pending_of(handle, first_offset)
-            if isinstance(messages, Cancellation):
-                return messages
-            if len(messages) > 1:
-                raise SharedKeyError(len(messages), handle.topic, handle.unique_key)
-            [message] = messages
-            at = message.commit_log_offset
-            older = receipt_for(message, at, handle.due_ms, handle.broker_name)
-            with self.live.all_or_broken():
-                now_ms = self.live.clock.now_ms()
-                moved = self._intake.reschedule(older, message, due, now_ms)
-                self._index.take_out(bucket_of(handle.due_ms), int64s([at]))
-            return moved
+    def _move(self, target: StoredMessage, handle: RecallHandle, due: Due) -> Receipt:
+        at = target.commit_log_offset
+        older = receipt_for(target, at, handle.due_ms, handle.broker_name)
+        with self.live.all_or_broken():
+            moved = self._intake.reschedule(older, target, due, self.clock.now_ms())
+            self._index.take_out(bucket_of(handle.due_ms), int64s([at]))
+        return moved
 
     # --- health and the end -----------------------------------------------------------------------
 
@@ -372,18 +305,6 @@ class TimeIndexStore(Engine):
             self._index.lost.save()
         self.live.write_topics()
         self.live.write_checkpoint(durably=True)
-
-    def close(self) -> None:
-        """Flush, and let go of the files; closing twice is fine."""
-        with self.live.lock:
-            if self.live.is_closed:
-                return
-            try:
-                if not self.live.log.is_broken:
-                    self._flush()
-                self.live.close()
-            finally:
-                self.live.abandon()
 
 
 # --- the invariants -------------------------------------------------------------------------------

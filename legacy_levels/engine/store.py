@@ -13,7 +13,7 @@ from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.engine import Engine
+from message_store.intake.engine import Engine, made_or_let_go
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     Cancellation,
@@ -58,7 +58,6 @@ from message_store.interface.delay_store import (
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.writing.findings import warn_of_other_engines
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 
@@ -144,7 +143,7 @@ class LevelStore(Engine):
         max_delay_ms: int | None = None,
         beyond_max: BeyondMax = "refuse",
         start_deliver_time_alias: bool = False,
-    ) -> Self:
+    ) -> "LevelStore":
         """Open the store at ``path`` for writing, and make it when nothing is there.
 
         ``levels`` is the level table (a broker's `messageDelayLevel`). ``dialect`` None takes what
@@ -171,20 +170,15 @@ class LevelStore(Engine):
             level_table=levels,
             before_recovery=partial(refuse_before_recovery, rules=rules, offsets_choice=choice),
         )
-        try:
+
+        def make() -> "LevelStore":
             state = open_levels(live, rules, choice)
             store = cls(state, rounding, limit, start_deliver_time_alias=start_deliver_time_alias)
             finish_rescheduling(store, LEVEL_TOPIC)
             store._persistence.flush()
-        except BaseException:
-            # What was in order stays so; what was not is for the next who opens it.
-            if live.was_clean:
-                live.close()
-            else:
-                live.abandon()
-            raise
-        warn_of_other_engines(live, LEVEL_TOPIC)
-        return store
+            return store
+
+        return made_or_let_go(live, LEVEL_TOPIC, make)
 
     # --- out --------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 """What every engine on files does alike: it takes messages in, tells of itself, and is flushed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
+from message_store.base.errors import OptionsError, SourceError
 from message_store.base.kinds import require_kind, takes
 from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
@@ -16,7 +17,10 @@ from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.batch import due_times
 from message_store.interface.delay_store import BatchReceipt, Due, Finding, Pending, Receipt
 from message_store.interface.waiting_messages import FILTER_KINDS, WaitingFilter
-from message_store.writing.store import EngineOnFiles
+from message_store.writing.findings import warn_of_other_engines
+from message_store.writing.store import EngineOnFiles, LiveStore
+
+Made = TypeVar("Made")
 
 
 class EngineIntake(Protocol):
@@ -137,3 +141,21 @@ class Engine(EngineOnFiles, ABC):
     @abstractmethod
     def _undelivered(self) -> list[Finding]:
         """What could not be delivered."""
+
+
+def made_or_let_go(live: LiveStore, topic: str, make: Callable[[], Made]) -> Made:
+    """The engine of ``topic`` that ``make`` makes of an open store; where that fails, the store is
+    let go of.
+    """
+    try:
+        made = make()
+    except BaseException as error:
+        if live.was_clean and isinstance(
+            error, SourceError | OptionsError | ValueError | TypeError
+        ):
+            live.close()  # refused before anything was changed
+        else:
+            live.abandon()
+        raise
+    warn_of_other_engines(live, topic)
+    return made

@@ -19,7 +19,9 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
+from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.engine import made_or_let_go
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
 from message_store.interface.promise_rules import BeyondMax
@@ -50,7 +52,7 @@ from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import Target
-from timer_wheel.timers.store import TimerStore, made_or_let_go
+from timer_wheel.timers.store import TimerStore
 
 
 class HierarchyIntake(TimerIntake):
@@ -161,7 +163,7 @@ class HierarchicalWheelStore(TimerStore):
             opened.finish_rescheduling()
             return opened
 
-        return made_or_let_go(store, make)
+        return made_or_let_go(store, TIMER_TOPIC, make)
 
     @property
     def slot_precision_ms(self) -> int:

@@ -11,9 +11,6 @@ from message_store.format import properties as names
 LATEST_MS = 2**62
 """No due time is as late as this."""
 
-LATEST_ADVANCE_MS = LATEST_MS + 2**61
-"""Later than every promise; what is asked for beyond it would only overflow."""
-
 
 def require_kept(due_ms: int, now_ms: int) -> None:
     """Raise UnsupportedDelayError for a time that no record or no slot can hold."""

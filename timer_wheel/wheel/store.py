@@ -25,6 +25,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.engine import made_or_let_go
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
 from message_store.interface.promise_rules import BeyondMax
@@ -44,7 +45,7 @@ from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import RecallMarks, Target
 from timer_wheel.timers.rows import Bools, TimerRows
-from timer_wheel.timers.store import TimerStore, made_or_let_go
+from timer_wheel.timers.store import TimerStore
 from timer_wheel.wheel.leaving import place_all, place_markers
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers, refuse_before_recovery
@@ -175,7 +176,7 @@ class WheelStore(TimerStore):
             opened.finish_rescheduling()
             return opened
 
-        return made_or_let_go(store, make)
+        return made_or_let_go(store, TIMER_TOPIC, make)
 
     # --- time -------------------------------------------------------------------------------------
 
