@@ -179,7 +179,7 @@ def of_rounds(runs: Sequence[EngineResult], warming: int = 0) -> EngineResult:
     """
     results = runs[warming:]
     rounds = tuple(figures for result in results for figures in result.rounds)
-    ranked = sorted(results, key=lambda result: _middle_lateness(result.lateness_ms))
+    ranked = sorted(results, key=lambda each: each.lateness_ms.p50 if each.lateness_ms else 0)
     merged: dict[str, Any] = {
         **{name: _middle([getattr(figures, name) for figures in rounds]) for name in _SPEEDS},
         **{name: max(getattr(each, name) for each in results) for name in _MOST},
@@ -195,10 +195,6 @@ def of_rounds(runs: Sequence[EngineResult], warming: int = 0) -> EngineResult:
             map(_middle_opening, zip(*(result.faults for result in results), strict=True))
         ),
     )
-
-
-def _middle_lateness(lateness: Lateness | None) -> float:
-    return 0 if lateness is None else lateness.p50
 
 
 def _middle_opening(seen: Sequence[FaultSeen]) -> FaultSeen:

@@ -136,7 +136,8 @@ def read_backlog(
         whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, log)
-        table = _chosen_table(level_table, seen)
+        refuse_mixed_delays(seen)
+        table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
         recovered = recover_entries(log, queues, tail, table)
         entries = gather_entries(
             recovered.queues,
@@ -196,11 +197,6 @@ def _observe_delays(
             return observe_delays(store.path, own, queue)
 
     return parallel_map(see_one, in_use)
-
-
-def _chosen_table(chosen: DelayLevels | None, seen: list[ObservedDelays]) -> DelayLevels:
-    refuse_mixed_delays(seen)
-    return reconcile_level_table(chosen, {delays.level: delays.newest_ms for delays in seen})
 
 
 def _already_delivered(

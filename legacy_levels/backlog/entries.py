@@ -232,11 +232,9 @@ def sorted_entries(
     before: LogNotes | None = None,
 ) -> Entries:
     """The same, whatever order the queues are in, and with records that no queue knows."""
-
-    def of_queue(queue: LevelQueue) -> Entries:
-        return _of_queue(queue, table, newest_ms, log_min)
-
-    parts = parallel_map(of_queue, [queue for queue in queues if len(queue)])
+    parts = parallel_map(
+        lambda queue: _of_queue(queue, table, newest_ms, log_min), list(filter(len, queues))
+    )
     queue_ends = {queue.level: queue.queue_max for queue in queues}
     parts += _of_tail(missing, table, queue_ends)
     if before is not None:
@@ -317,11 +315,8 @@ def _of_notes(notes: LogNotes, level: int, delay_ms: int, first_queue_offset: in
 
 def doubt_neutral_entries(log: SegmentReader, entries: Entries) -> Entries:
     """The same, but an entry that begins where a record does is damaged and not neutral."""
-
-    def are_neutral(rows: slice) -> BoolArray:
-        return entries.is_expired[rows] & is_neutral_size(entries.size_bytes[rows])
-
-    rows = rows_where(len(entries), are_neutral)
+    sizes = entries.size_bytes
+    rows = rows_where(len(entries), lambda at: entries.is_expired[at] & is_neutral_size(sizes[at]))
     is_damaged = read_store_times(log, entries.commit_log_offset[rows]) != NO_TIME
     if not is_damaged.any():
         return entries
@@ -340,11 +335,8 @@ def repair_due_times(
     message whose record cannot be read is due at NO_TIME. Raises OptionsError where a due time that
     is too late for the table is what another delay would have made of the store time.
     """
-
-    def are_doubtful(rows: slice) -> BoolArray:
-        return ~entries.is_known[rows] & ~entries.is_expired[rows]
-
-    rows = rows_where(len(entries), are_doubtful)
+    known, expired = entries.is_known, entries.is_expired
+    rows = rows_where(len(entries), lambda at: ~known[at] & ~expired[at])
     if not len(rows):
         return entries, entries.due_ms
     stored_ms = read_store_times(

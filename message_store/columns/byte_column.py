@@ -23,10 +23,6 @@ Int64s = NDArray[np.int64]
 Text = bytes | str | None
 
 
-def _as_bytes(value: Text) -> bytes:
-    return value.encode() if isinstance(value, str) else value or b""
-
-
 def int64s(values: ArrayLike) -> Int64s:
     """These numbers as a kernel takes them: one row of int64, without gaps."""
     return np.ascontiguousarray(values, np.int64)
@@ -86,7 +82,7 @@ class ByteColumn:
     @classmethod
     def of(cls, values: Iterable[Text]) -> "ByteColumn":
         """A column of these values, copied into a block of its own."""
-        pieces = [_as_bytes(value) for value in values]
+        pieces = [text.encode() if isinstance(text, str) else text or b"" for text in values]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         return cls(np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths, lengths)
 

@@ -10,7 +10,6 @@ for columns, byte for byte (docs/FORMAT.md, properties).
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import NoReturn
 
 import attrs
 
@@ -140,11 +139,6 @@ class RecordForm:
 PLAIN_FORM = RecordForm()
 
 
-def _refuse_out_ms(out_ms: int) -> NoReturn:
-    """Raise BadFieldError: TIMER_OUT_MS is digits, which no time before 1970 is."""
-    raise BadFieldError("a time before 1970, which no wheel turns to", found=out_ms)
-
-
 def topic_run(system_topic: str) -> bytes:
     """The name of a system topic as a record holds it, its length ahead."""
     name = system_topic.encode()
@@ -239,7 +233,8 @@ class RecordMaker:
             own += names.encode_properties(extra).decode()
         if out_ms is not None:
             if out_ms < 0:
-                _refuse_out_ms(out_ms)
+                # It is digits, which no time before 1970 is.
+                raise BadFieldError("a time before 1970, which no wheel turns to", found=out_ms)
             out = f"\x02TIMER_OUT_MS\x01{out_ms}{out}"
         text = f"{before_key}{key}{after_key}{keys}{tags}{own}{real_queue_id}{out}".encode()
         body_bytes, text_bytes = len(body), len(text)

@@ -13,7 +13,6 @@ duplicate. At no moment is it pending in neither.
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -40,6 +39,7 @@ from migrate.changes.note import (
     Change,
     all_changes_of,
     begin_change,
+    moved_offsets,
     put_offsets,
     unfinished_change,
 )
@@ -290,7 +290,7 @@ class _InPlace:
             now_ms=planned.plan.now_ms,
             before=planned.before,
             after=planned.after,
-            offsets_after=planned.moved_text,
+            offsets_after=moved_offsets(backlog.offsets, planned.offsets, planned.plan.now_ms),
             asked={
                 **self._asked(),
                 "flags": options_as_flags(self.options),
@@ -341,15 +341,13 @@ class _InPlace:
         store.sync_queues()
         if store.log.end != change.after.log_end:
             raise PlanError(f"{self.root.path}: the log ends at {store.log.end}, not as planned")
-        give_away(self._new_paths(store), like=self.root.commit_log)
-
-    def _new_paths(self, store: LiveStore) -> list[Path]:
-        queue, segments = self.root.timer_queue(), store.log.segments
-        return [
+        directory, segments = self.root.timer_queue(), store.log.segments
+        made = [
             *(segments.path_of(start) for start in segments.starts),
-            *(segment.path for segment in list_segments(queue)),
-            *(path for path in (queue, queue.parent, self.root.lock) if path.exists()),
+            *(segment.path for segment in list_segments(directory)),
+            *(path for path in (directory, directory.parent, self.root.lock) if path.exists()),
         ]
+        give_away(made, like=self.root.commit_log)
 
     def _move_offsets(self, store: LiveStore, change: Change) -> None:
         """The point of no return: afterwards the wheel alone delivers."""

@@ -23,7 +23,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.unfinished_change import DONE
-from migrate.changes.note import IN_PLACE, Ends, changes_of, moved_offsets
+from migrate.changes.note import IN_PLACE, Ends, changes_of
 from migrate.in_place.checks import OwnWheel, check_wheel, file_sizes, read_ends, refuse_damage
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import request_of
@@ -124,11 +124,6 @@ class InPlacePlan:
     def is_empty(self) -> bool:
         """Whether there is no message to convert or quarantine."""
         return not len(self.plan) and not self.corrections.bad
-
-    @property
-    def moved_text(self) -> bytes:
-        """The delayOffset.json of the end."""
-        return moved_offsets(self.backlog.offsets, self.offsets, self.plan.now_ms)
 
     @property
     def open_before_ms(self) -> int | None:

@@ -37,7 +37,7 @@ from message_store.reading.commit_log import NO_TIME
 from message_store.reading.looking import looking_at
 from message_store.reading.unfinished_change import describe_unfinished_change
 from migrate.changes.note import IN_PLACE, unfinished_change
-from migrate.look.files import FormatGuess, count_files, guess_format, row_problems
+from migrate.look.files import count_files, guess_format, row_problems
 from migrate.look.inspection import (
     LevelState,
     StoreInspection,
@@ -113,7 +113,8 @@ class _Inspection:
         files = count_files(self.store)
         self._note_state()
         offsets = self._offsets()
-        guess = self._guess()
+        everything = read_delay_offsets(self.store.path, OffsetsChoice.NONE)
+        guess = guess_format(self.store, (everything.main, everything.backup))
         levels = self._levels(offsets)
         wheel, timeline, state = inspect_timers(self.store, self.now_ms, self.problems)
         time_index = inspect_time_index(self.store, self.now_ms, self.problems)
@@ -163,10 +164,6 @@ class _Inspection:
             )
         if is_present(Staging(self.store).path):
             self.problems.append(f"{self.store.path}: holds {UNFINISHED}")
-
-    def _guess(self) -> FormatGuess:
-        everything = read_delay_offsets(self.store.path, OffsetsChoice.NONE)
-        return guess_format(self.store, (everything.main, everything.backup))
 
     # --- levels -----------------------------------------------------------------------------------
 

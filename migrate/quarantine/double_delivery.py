@@ -53,7 +53,8 @@ class SourceLevels:
             return False
         if int(queue.entries.commit_log_offset[row]) != record.commit_log_offset:
             return False
-        return self._is_source(record) or self._has_bytes(record)
+        is_named = record.source is not None and _is_same(record.source, self._root.path)
+        return is_named or self._has_bytes(record)
 
     def _queue(self, level: int) -> LevelQueue:
         if level not in self._queues:
@@ -61,9 +62,6 @@ class SourceLevels:
             stored = read_delay_offsets(root).offsets.get(level)
             self._queues[level] = open_level_queue(root, level, stored)
         return self._queues[level]
-
-    def _is_source(self, record: QuarantinedRecord) -> bool:
-        return record.source is not None and _is_same(record.source, self._root.path)
 
     def _has_bytes(self, record: QuarantinedRecord) -> bool:
         """Whether the log has the record's bytes at its offset: the store may have been renamed."""

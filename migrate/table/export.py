@@ -166,15 +166,13 @@ def _batches(
             batches = pending_batches(root, kind, part, options, conditions, keep_unreadable=True)
             for batch in batches:
                 gathered.append(batch)
-                if _is_enough(gathered):
+                if (
+                    sum(int(each.num_rows) for each in gathered) >= GROUP_ROWS
+                    or sum(int(each.nbytes) for each in gathered) >= GROUP_BYTES
+                ):
                     yield kind, gathered
                     gathered = []
             done += len(part)
             progress("export", done, total)
         if gathered:
             yield kind, gathered
-
-
-def _is_enough(batches: list[pa.RecordBatch]) -> bool:
-    rows = sum(int(batch.num_rows) for batch in batches)
-    return rows >= GROUP_ROWS or sum(int(batch.nbytes) for batch in batches) >= GROUP_BYTES
