@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -77,6 +78,17 @@ def _stores_within(path: Path) -> str:
 
 
 @attrs.frozen
+class Below:
+    """A path of this name below another path that its owner has."""
+
+    name: str
+    above: str = "path"
+
+    def __get__(self, owner: Any, _kind: object = None) -> Path:
+        return Path(getattr(owner, self.above), self.name)
+
+
+@attrs.frozen
 class StoreRoot:
     """The directory of a broker's store; paths only, nothing is opened or made. But queues that lie
     in RocksDB are copied into files when somebody asks where they are.
@@ -89,6 +101,25 @@ class StoreRoot:
     places: Places = attrs.field(
         default=attrs.Factory(lambda self: places_of(self.path), takes_self=True)
     )
+
+    timer_log = Below("timerlog")
+    """The chain units of the wheel."""
+    timer_wheel = Below("timerwheel")
+    """The slots of the wheel."""
+    checkpoint = Below("checkpoint")
+    """The store's own checkpoint."""
+    abort = Below("abort")
+    """There while the store is open, and after a crash."""
+    lock = Below("lock")
+    """Locked while a broker runs."""
+    config = Below("config")
+    """The parent of the JSON configuration files."""
+    own = Below("delaywheel")
+    """What delaywheel keeps in a target: report, settings, quarantine. Brokers ignore it."""
+    group_journal = Below("consumers", "own")
+    """What consumer groups acknowledged since consumerOffset.json was written."""
+    staging = Below("staging", "own")
+    """Where a store is made that is not finished yet."""
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -116,51 +147,6 @@ class StoreRoot:
         Raises what ``queues_directory`` does.
         """
         return self.places.consume_queues or queues_directory(self.path)
-
-    @property
-    def timer_log(self) -> Path:
-        """The chain units of the wheel."""
-        return self.path / "timerlog"
-
-    @property
-    def timer_wheel(self) -> Path:
-        """The slots of the wheel."""
-        return self.path / "timerwheel"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The store's own checkpoint."""
-        return self.path / "checkpoint"
-
-    @property
-    def abort(self) -> Path:
-        """There while the store is open, and after a crash."""
-        return self.path / "abort"
-
-    @property
-    def lock(self) -> Path:
-        """Locked while a broker runs."""
-        return self.path / "lock"
-
-    @property
-    def config(self) -> Path:
-        """The parent of the JSON configuration files."""
-        return self.path / "config"
-
-    @property
-    def own(self) -> Path:
-        """What delaywheel keeps in a target: report, settings, quarantine. Brokers ignore it."""
-        return self.path / "delaywheel"
-
-    @property
-    def group_journal(self) -> Path:
-        """What consumer groups acknowledged since consumerOffset.json was written."""
-        return self.own / "consumers"
-
-    @property
-    def staging(self) -> Path:
-        """Where a store is made that is not finished yet."""
-        return self.own / "staging"
 
     def config_file(self, name: str) -> Path:
         """A configuration file, such as ``topics.json``."""

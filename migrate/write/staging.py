@@ -35,7 +35,7 @@ from message_store.files.small_files import (
     sync_directory,
     sync_file,
 )
-from message_store.files.store_root import StoreRoot
+from message_store.files.store_root import Below, StoreRoot
 
 _IDENTITY_CHARACTERS = 16
 _REMOVAL_TRIES = 500
@@ -69,30 +69,19 @@ class Attempt:
 
     path: Path
 
+    log = Below("log")
+    """The log file, until it gets its place."""
+    numbers = Below("numbers.npy")
+    """Sizes and hashes of the messages, an array."""
+    bad = Below("bad.jsonl")
+    """The messages that cannot be converted, a line each."""
+    note = Below("note.json")
+    """JSON; exists once all else is written."""
+
     @property
     def name(self) -> str:
         """Its name, which no other attempt has."""
         return self.path.name
-
-    @property
-    def log(self) -> Path:
-        """The log file, until it gets its place."""
-        return self.path / "log"
-
-    @property
-    def numbers(self) -> Path:
-        """Sizes and hashes of the messages, an array."""
-        return self.path / "numbers.npy"
-
-    @property
-    def bad(self) -> Path:
-        """The messages that cannot be converted, a line each."""
-        return self.path / "bad.jsonl"
-
-    @property
-    def note(self) -> Path:
-        """JSON; exists once all else is written."""
-        return self.path / "note.json"
 
 
 @attrs.frozen
@@ -105,20 +94,19 @@ class Staging:
     target: StoreRoot
     identity: str = ""
 
+    plan_file = Below("plan.json")
+    """The JSON file of the one plan that counts."""
+    publishing_note = Below("publishing.json")
+    """Exists, durably, from the first rename on."""
+    plan_arrays = Below("plan", "plan_directory")
+    """The directory of the plan's arrays."""
+    attempts = Below("attempts", "plan_directory")
+    """The directory of all attempts, and of files that have no place yet."""
+
     @property
     def path(self) -> Path:
         """The directory of everything unfinished."""
         return self.target.staging
-
-    @property
-    def plan_file(self) -> Path:
-        """The JSON file of the one plan that counts."""
-        return self.path / "plan.json"
-
-    @property
-    def publishing_note(self) -> Path:
-        """Exists, durably, from the first rename on."""
-        return self.path / "publishing.json"
 
     @property
     def plan_directory(self) -> Path:
@@ -129,16 +117,6 @@ class Staging:
     def store(self) -> StoreRoot:
         """The broker's files as they are being made."""
         return StoreRoot(self.plan_directory / "store")
-
-    @property
-    def plan_arrays(self) -> Path:
-        """The directory of the plan's arrays."""
-        return self.plan_directory / "plan"
-
-    @property
-    def attempts(self) -> Path:
-        """The directory of all attempts, and of files that have no place yet."""
-        return self.plan_directory / "attempts"
 
     def plan_array(self, name: str) -> Path:
         """One array of the plan."""
