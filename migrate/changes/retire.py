@@ -5,8 +5,9 @@ A broker that is started on it by mistake then delivers no duplicates. Only the 
 A level moves as a whole or not at all, and only if source and target agree in all of its counts.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,30 +125,15 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     source has changed, LeftBehindError when messages lie between those that were converted, and
     TargetError. Twice is fine.
     """
-    root, target_root = StoreRoot(source), StoreRoot(target)
+    root = StoreRoot(source)
     refuse_member(
         root.path,
         "the offsets of one member say nothing to the others, which would deliver what was"
         " converted once more. Name all members, with --broker-conf for their dLegerPeers",
     )
     require_pair(source, target)
-    conversion = _Conversion.read(target_root, root)
-    with target_root.shared_lock():
-        require_whole(target_root, conversion.settings, conversion.in_target)
-    # A store that was never opened has no lock file yet: a broker may have started meanwhile.
-    with target_root.shared_lock():
-        if not execute:
-            with root.shared_lock():
-                return _plan(root, target, conversion, PLANNED)[0]
-        require_owner(root)
-        lock = root.take_lock()
-        try:
-            with telling_of_half_a_change(root):
-                _finish_begun(root)
-                report, backlog = _plan(root, target, conversion, DONE)
-                return _move_offsets(root, report, backlog.offsets)
-        finally:
-            lock.release()
+    [report] = _retire([root], target, lambda: root, execute=execute)
+    return report
 
 
 def retire_members(
@@ -162,9 +148,18 @@ def retire_members(
     are all members of one group, and PlanError for a member with entries that the converted one
     lacks.
     """
-    roots, target_root = [StoreRoot(source) for source in sources], StoreRoot(target)
+    roots = [StoreRoot(source) for source in sources]
     for root in roots:
         root.require_readable()
+    find = partial(_converted_member, roots, target, peers)
+    return _retire(roots, target, find, execute=execute)
+
+
+def _retire(
+    roots: Sequence[StoreRoot], target: Path, find: Callable[[], StoreRoot], *, execute: bool
+) -> tuple[RetireReport, ...]:
+    """Retire these stores, of which ``find`` names the converted one."""
+    target_root = StoreRoot(target)
     with ExitStack() as held:
         for root in roots:
             if execute:
@@ -172,11 +167,13 @@ def retire_members(
                 held.callback(root.take_lock().release)
             else:
                 held.enter_context(root.shared_lock())
-        converted = _converted_member(roots, target, peers)
+        converted = find()
         require_pair(converted.path, target)
         conversion = _Conversion.read(target_root, converted)
+        with target_root.shared_lock():
+            require_whole(target_root, conversion.settings, conversion.in_target)
+        # A store that was never opened has no lock file yet: a broker may have started meanwhile.
         held.enter_context(target_root.shared_lock())
-        require_whole(target_root, conversion.settings, conversion.in_target)
         with ExitStack() as telling:
             for root in roots if execute else ():
                 telling.enter_context(telling_of_half_a_change(root))
