@@ -410,20 +410,13 @@ class DueRuns:
                 pieces.append(first + np.flatnonzero(units["tags_code"] == due_ms))
         else:
             for first, last in zip(starts, ends, strict=True):
-                low = self._bisect(first, last, due_ms)
-                high = self._bisect(low, last, due_ms + 1)
+                low = bisect.bisect_left(range(last), due_ms, first, key=self._due_ms_at)
+                high = bisect.bisect_right(range(last), due_ms, low, key=self._due_ms_at)
                 pieces.append(np.arange(low, high))
         return np.concatenate(pieces)
 
-    def _bisect(self, low: int, high: int, due_ms: int) -> int:
-        """The first entry of a run that is not due earlier."""
-        while low < high:
-            middle = (low + high) // 2
-            if int(self._queue.units(middle, middle + 1)["tags_code"][0]) < due_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def _due_ms_at(self, queue_offset: int) -> int:
+        return int(self._queue.units(queue_offset, queue_offset + 1)["tags_code"][0])
 
 
 def find_record_end(queue: UnitQueue, record_end: int) -> int | None:
@@ -432,15 +425,10 @@ def find_record_end(queue: UnitQueue, record_end: int) -> int | None:
 
     A record's end is asked for and not its beginning, because that is what a neutral unit keeps.
     """
-    low, high = queue.min_offset, queue.max_offset
-    while low < high:
-        middle = (low + high) // 2
-        [unit] = queue.units(middle, middle + 1)
-        end = int(unit["commit_log_offset"]) + int(unit["size_bytes"])
-        if end == record_end:
-            return middle
-        if end < record_end:
-            low = middle + 1
-        else:
-            high = middle
-    return None
+
+    def end_at(queue_offset: int) -> int:
+        [unit] = queue.units(queue_offset, queue_offset + 1)
+        return int(unit["commit_log_offset"]) + int(unit["size_bytes"])
+
+    at = bisect.bisect_left(range(queue.max_offset), record_end, queue.min_offset, key=end_at)
+    return at if at < queue.max_offset and end_at(at) == record_end else None

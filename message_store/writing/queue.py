@@ -6,6 +6,8 @@ without its offset, or with a part of that, which recovery writes again. Nothing
 store does.
 """
 
+import bisect
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -276,14 +278,9 @@ class LiveQueue:
         """The queue offset of the first entry whose record lies behind this offset. What a record
         itself says of that is off after a rebuild.
         """
-        low, high = self.min_offset, self.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            if self._record_at(middle, commit_log_offset) > commit_log_offset:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        entries = range(self.max_offset)
+        key = partial(self._record_at, otherwise=commit_log_offset)
+        return bisect.bisect_right(entries, commit_log_offset, self.min_offset, key=key)
 
     def first_record(self, otherwise: int) -> int:
         """The commit log offset of the first entry's record; ``otherwise`` without entries."""
