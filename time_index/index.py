@@ -22,7 +22,8 @@ from message_store.base.errors import (
 )
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIME_INDEX_TOPIC
-from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_error, found_warning
 from message_store.redelivery.lineage import Names
 from message_store.writing.dispatch import mend_astray
 from message_store.writing.store import LiveStore
@@ -307,8 +308,7 @@ def bucket_of(due_ms: int) -> int:
 
 
 def _damaged(error: DelayStoreError) -> Finding:
-    return Finding(
-        Severity.WARNING,
+    return found_warning(
         "delaywheel/time-index",
         f"its files cannot be believed: {error}",
         "a broker does not look at it",
@@ -317,8 +317,7 @@ def _damaged(error: DelayStoreError) -> Finding:
 
 
 def _no_message(queue_offset: int, error: FormatError) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"time index queue {queue_offset}",
         f"an entry that is no timed message: {error}",
         "a broker does not look at it",

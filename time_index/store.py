@@ -40,9 +40,8 @@ from message_store.interface.delay_store import (
     Due,
     Finding,
     Receipt,
-    Severity,
 )
-from message_store.interface.finding_rules import worst_first
+from message_store.interface.finding_rules import found_error, worst_first
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit, to_slot_end
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
@@ -330,8 +329,7 @@ def _in_buckets(index: TimeIndex) -> Iterator[Finding]:
         facts = read_facts(index.store.log, units.offsets, units.sizes)
         for row in np.flatnonzero(facts.due_ms != units.due_ms).tolist():
             why = facts.problems.get(row, f"its record says {facts.due_ms[row]}")
-            yield Finding(
-                Severity.ERROR,
+            yield found_error(
                 f"commit log {units.offsets[row]}",
                 f"a message that waits for {units.due_ms[row]}: {why}",
                 "a broker does not look at it",
@@ -346,8 +344,7 @@ def _in_cancels(index: TimeIndex) -> Iterator[Finding]:
     offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
     facts = read_facts(index.store.log, offsets, sizes)
     for row in np.flatnonzero(~facts.is_fine | (facts.firsts == offsets)).tolist():
-        yield Finding(
-            Severity.ERROR,
+        yield found_error(
             f"commit log {offsets[row]}",
             f"a cancel is damaged: {facts.problems.get(row, 'it names no message')}",
             "a broker does not look at it",

@@ -23,7 +23,12 @@ from message_store.format.delay_levels import format_delay
 from message_store.format.dialect import Dialect
 from message_store.format.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.interface.delay_store import Finding, Severity
-from message_store.interface.finding_rules import worst_first
+from message_store.interface.finding_rules import (
+    found_error,
+    found_info,
+    found_warning,
+    worst_first,
+)
 from message_store.reading.consume_queue import Int64Array
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
 
@@ -50,8 +55,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
             findings += part()
         except (DelayStoreError, OSError) as error:
             findings.append(
-                Finding(
-                    Severity.ERROR,
+                found_error(
                     str(state.live.root.path),
                     f"it cannot be looked at: {error}",
                     "a broker may refuse to start, or stop there",
@@ -66,8 +70,7 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
     if losses.log_bytes:
         yield log_finding(losses.log_bytes)
     for level, count in losses.entries.items():
-        yield Finding(
-            Severity.ERROR,
+        yield found_error(
             state.table.describe(level),
             f"its queue had lost {counted(count, *_ENTRIES)} when the store was opened",
             "a broker does not deliver such messages; this store has made"
@@ -81,8 +84,7 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
 
 def _of_offsets(state: LevelState) -> Iterator[Finding]:
     if state.distrust is not None:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             str(state.found.main.path),
             f"it was not believed when the store was opened: {state.distrust}",
             "a broker would have repeated or passed over messages; this store went on from its own"
@@ -91,8 +93,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
         )
     for file in (state.found.main, state.found.backup):
         if file.damage is not None and file.problem is not None:
-            yield Finding(
-                Severity.WARNING,
+            yield found_warning(
                 str(file.path),
                 f"it was damaged when the store was opened: {file.damage}",
                 f"{state.found.taken}; levels that it does not name are delivered again from the"
@@ -100,8 +101,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
                 "compare what was delivered since with the topics",
             )
     for correction in state.corrections:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             f"level {correction.level}",
             f"its offset {correction.stored_offset} lay outside its queue",
             f"delivery went on at {correction.corrected_offset}, as a broker's does",
@@ -109,8 +109,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             " removed the first files of queue or log; only a queue without any is made anew",
         )
     for level, count in state.corrected_due_times.items():
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             f"level {level}",
             f"its queue had {counted(count, *_TIMES)} that cannot be those of their records",
             "a broker delivers such messages too early or too late; this store has put into its"
@@ -118,8 +117,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             "look for damage to the disk",
         )
     for level, count in state.mended_entries.items():
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             f"level {level}",
             f"its queue had {counted(count, *_ENTRIES)} that did not lead to their records",
             "a broker skips such a message, or delivers another twice; here the entries were made"
@@ -127,8 +125,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             "look for damage to the disk",
         )
     if state.already_delivered:
-        yield Finding(
-            Severity.INFO,
+        yield found_info(
             "config/delayOffset.json",
             f"{counted(state.already_delivered, *_DELIVERIES)} not in its offsets",
             "a broker would have delivered them again; this store does not",
@@ -142,16 +139,14 @@ def undelivered(state: LevelState) -> Iterator[Finding]:
     for message in skipped[:_MOST_NAMED]:
         is_lost = message.commit_log_offset < state.live.log.min_offset
         place = f"{message.size_bytes} bytes at {message.commit_log_offset} of the commit log"
-        yield Finding(
-            Severity.ERROR,
+        yield found_error(
             f"level {message.level}, queue offset {message.queue_offset}",
             f"a message could not be delivered: {message.reason}",
             "it was passed over when it was due; 4.9 would have stopped its level there",
             "take the commit log's first files from a backup" if is_lost else f"look at {place}",
         )
     if len(skipped) > _MOST_NAMED:
-        yield Finding(
-            Severity.ERROR,
+        yield found_error(
             "delaywheel/levels-skipped.json",
             f"{counted(len(skipped) - _MOST_NAMED, 'more message')} could not be delivered",
             "they were passed over when they were due",
@@ -161,8 +156,7 @@ def undelivered(state: LevelState) -> Iterator[Finding]:
 
 def _of_delivery(state: LevelState, delivery: LevelDelivery) -> Iterator[Finding]:
     if delivery.discarded:
-        yield Finding(
-            Severity.INFO,
+        yield found_info(
             names.HALF_TOPIC,
             counted(
                 delivery.discarded,
@@ -174,8 +168,7 @@ def _of_delivery(state: LevelState, delivery: LevelDelivery) -> Iterator[Finding
         )
     if isinstance(delivery, AsyncDelivery):
         for level, resends in delivery.failing.items():
-            yield Finding(
-                Severity.WARNING,
+            yield found_warning(
                 f"level {level}",
                 f"a delivery fails; it was sent again {resends} times",
                 "the level's offset does not move, and after a few times nothing new is started",
@@ -185,8 +178,7 @@ def _of_delivery(state: LevelState, delivery: LevelDelivery) -> Iterator[Finding
         for level in range(1, state.table.max_level + 1):
             delay_ms = state.table.delay_ms(level)
             if delay_ms > state.live.settings.retention_ms:
-                yield Finding(
-                    Severity.WARNING,
+                yield found_warning(
                     state.table.describe(level),
                     "its delay is longer than log files are kept",
                     "messages are deleted before they are due",
@@ -217,24 +209,21 @@ def _of_level(state: LevelState, cursor: LevelCursor) -> Iterator[Finding]:
                 yield finding
     where = state.table.describe(cursor.level)
     if not is_known and len(cursor):
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             where,
             "messages wait in a level that the level table does not have",
             "a broker with this table never delivers them",
             "give the broker the table that they were stored under",
         )
     elif beyond:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             where,
             f"{counted(beyond, *_ARE)} due later than the level's delay from now",
             "a broker delivers them at once, too early",
             "see whether the clock was set back or the level table changed",
         )
     if early:
-        yield Finding(
-            Severity.INFO,
+        yield found_info(
             where,
             f"{counted(early, *_ARE)} due before one in front",
             "a broker delivers them late, when that one is due; this store does not",
@@ -263,8 +252,7 @@ def _of_records(
                 f"look at {sizes[place]} bytes at {offsets[place]} of the commit log",
             )
     for row, error in bad:
-        yield Finding(
-            Severity.ERROR,
+        yield found_error(
             f"level {level}, queue offset {queue_offsets[row]}",
             f"no record is where the queue says: {error}",
             "a broker passes over it: the message is lost",

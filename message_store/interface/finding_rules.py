@@ -2,12 +2,21 @@
 """The kinds of findings: each has a stable code, a severity, an effect and a remedy."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import attrs
 
 from message_store.interface.delay_store import Finding, Severity
 
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+
+
+found_error = partial(Finding, Severity.ERROR)
+"""Messages are lost or repeated, or a broker does not start."""
+found_warning = partial(Finding, Severity.WARNING)
+"""It will hurt later, or may."""
+found_info = partial(Finding, Severity.INFO)
+"""It is worth knowing."""
 
 
 @attrs.frozen

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from message_store.base.errors import OtherEngineWarning
 from message_store.base.printable import counted
 from message_store.format.properties import LEVEL_TOPIC, TIME_INDEX_TOPIC, TIMER_TOPIC
-from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_error, found_warning
 from message_store.writing.store import LiveStore
 
 _ENTRIES = ("entry", "entries")
@@ -21,16 +22,14 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         rebuilt = store.losses.rebuilt.get((topic, queue_id), 0)
         where = f"consumequeue {topic}/{queue_id}"
         if rebuilt:
-            yield Finding(
-                Severity.WARNING,
+            yield found_warning(
                 where,
                 f"{counted(count, *_ENTRIES)} that a flush had written were missing at its end",
                 f"{counted(rebuilt, 'was', 'were')} rebuilt from the log",
                 "find out what removed or overwrote the queue's files",
             )
         if lost := count - rebuilt:
-            yield Finding(
-                Severity.ERROR,
+            yield found_error(
                 where,
                 f"{counted(lost, *_ENTRIES)} that a flush had written are missing at its end, and"
                 " the log has no records for them",
@@ -38,8 +37,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
                 "find out what was removed; take log and queues from a backup",
             )
     if saved := store.recovery.saved:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             "commitlog",
             f"whole records lay behind a damaged one, where the log ended at {store.recovery.end}"
             " when the store was opened",
@@ -50,8 +48,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         )
     repaired = store.recovery.repaired if store.was_clean else 0
     if repaired:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             "consumequeue",
             f"{counted(repaired, 'entry was', 'entries were')} damaged while nobody had the store"
             " open",
@@ -59,8 +56,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
             "find out what damaged the files",
         )
     if cut := store.recovery.cut:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             "consumequeue",
             f"{counted(cut, 'entry', 'entries')} told of records that the log did not have when"
             " the store was opened",
@@ -72,8 +68,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
 def kept_findings(store: LiveStore) -> Iterator[Finding]:
     """Old files that retention could not remove."""
     if store.retention.kept is not None:
-        yield Finding(
-            Severity.WARNING,
+        yield found_warning(
             "retention",
             f"an old file stays: {store.retention.kept}",
             "the disk fills up; messages come all the same",
@@ -91,8 +86,7 @@ def floor_findings(store: LiveStore) -> Iterator[Finding]:
 
 def log_finding(log_bytes: int) -> Finding:
     """The loss of the end of the log."""
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         "commitlog",
         f"its last {log_bytes:,} bytes are gone since the last flush",
         "what was stored there is lost",
@@ -102,8 +96,7 @@ def log_finding(log_bytes: int) -> Finding:
 
 def undeliverable(commit_log_offset: int, why: object, effect: str) -> Finding:
     """A record that was due and can go nowhere; ``effect`` is what a broker does about it."""
-    return Finding(
-        Severity.WARNING,
+    return found_warning(
         f"commit log {commit_log_offset}",
         f"a message that cannot be delivered: {why}",
         effect,

@@ -22,8 +22,8 @@ from message_store.format.dialect import Dialect
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.engine import made_or_let_go
-from message_store.interface.delay_store import Finding, Severity
-from message_store.interface.finding_rules import worst_first
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_error, found_warning, worst_first
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
@@ -252,8 +252,7 @@ def check_hierarchy(index: TimerIndex) -> list[Finding]:
     damage = damage_of_taken_over(store.root)
     if damage is not None:
         found.append(
-            Finding(
-                Severity.WARNING,
+            found_warning(
                 "delaywheel/hierarchy/taken-over",
                 damage,
                 "a broker does not look at it; an index that is lost cannot be made again, and"
@@ -267,8 +266,7 @@ def check_hierarchy(index: TimerIndex) -> list[Finding]:
         found += _in_index(index)
     except DamagedIndexError as error:
         found.append(
-            Finding(
-                Severity.ERROR,
+            found_error(
                 str(index.db.path),
                 f"the index cannot be read: {error}",
                 "a broker does not look at it",
@@ -289,8 +287,7 @@ def _in_index(index: TimerIndex) -> Iterator[Finding]:
             yield _finding(rows, row, f"a message whose record cannot be delivered: {error}")
     places, counts = np.unique(np.concatenate(seen), return_counts=True)
     for place in places[counts > 1].tolist():
-        yield Finding(
-            Severity.ERROR,
+        yield found_error(
             f"timer queue {place}",
             "a message that stands in the index twice",
             "it would be delivered twice",
@@ -321,8 +318,7 @@ def _unlike_queue(index: TimerIndex, rows: Rows) -> Iterator[Finding]:
 
 
 def _finding(rows: Rows, row: int, problem: str) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"index, timer queue {int(rows['queue_offset'][row])}",
         problem,
         "it is not delivered, or not as it should be",

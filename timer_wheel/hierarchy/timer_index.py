@@ -17,7 +17,8 @@ from message_store.base.errors import DelayStoreError, FormatError, TargetError
 from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIMER_TOPIC
-from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_error
 from message_store.redelivery.lineage import Names
 from message_store.writing.store import LiveStore
 from timer_wheel.format.index_layouts import IndexState, Newest, Rows
@@ -193,8 +194,7 @@ class TimerIndex:
 
     def _tell(self, queue_offset: int, error: FormatError) -> None:
         self.losses.append(
-            Finding(
-                Severity.ERROR,
+            found_error(
                 f"timer queue {queue_offset}",
                 f"an entry that is no timed message: {error}",
                 "a broker stops placing at it, or passes over it",
@@ -305,8 +305,7 @@ class TimerIndex:
 
 
 def _gone(first: int, end: int) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"timer queue {first}",
         f"{counted(end - first, 'entry is gone that was', 'entries are gone that were')}"
         " never looked at",

@@ -3,7 +3,8 @@
 
 from message_store.files.notes import LostMessage, LostNotes
 from message_store.files.store_root import StoreRoot
-from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_error
 from message_store.writing.findings import undeliverable
 
 FILE_NAME = "wheel-lost.json"
@@ -34,8 +35,7 @@ class LostMessages(LostNotes):
 
 
 def _of_cancel(lost: LostMessage) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"commit log {lost.commit_log_offset}",
         f"a delete marker is damaged: {lost.reason}",
         "the message that was cancelled is delivered, by a broker too",

@@ -26,8 +26,8 @@ from message_store.format.java_numbers import INT_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.engine import made_or_let_go
-from message_store.interface.delay_store import Finding, Severity
-from message_store.interface.finding_rules import worst_first
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_error, found_warning, worst_first
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
@@ -311,8 +311,7 @@ def _of_losses(timers: LiveTimers) -> list[Finding]:
 def _in_queue(timers: LiveTimers) -> list[Finding]:
     rest = timers.unplaced(EVERYTHING)
     return [
-        Finding(
-            Severity.ERROR,
+        found_error(
             f"timer queue {rest.queue_offset + row}",
             f"an entry that is no timed message: {error}",
             "a broker stops placing at it, or passes over it",
@@ -384,8 +383,7 @@ def _are_among(values: Int64s, ordered: Int64s) -> Bools:
 
 
 def _checkpoint_finding() -> Finding:
-    return Finding(
-        Severity.WARNING,
+    return found_warning(
         "config/timercheck",
         "the wheel's checkpoint was damaged when the store was opened",
         "a broker believes it: it loses messages, or delivers some again",
@@ -395,8 +393,7 @@ def _checkpoint_finding() -> Finding:
 
 def _link_finding(rows: TimerRows) -> Finding:
     count = counted(len(rows), "message is", "messages are")
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"timerlog {int(rows.position[0])}",
         f"{count} in a slot to come, but no link leads there",
         "what no link leads to is not delivered",
@@ -405,8 +402,7 @@ def _link_finding(rows: TimerRows) -> Finding:
 
 
 def _chain_finding(astray: int) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         "timerlog",
         f"{astray} links of slots lead to no unit of the same slot",
         "what lies behind them is not delivered",
@@ -415,8 +411,7 @@ def _chain_finding(astray: int) -> Finding:
 
 
 def _record_finding(position: int, error: Exception) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"timerlog {position}",
         f"a message on the wheel whose record cannot be delivered: {error}",
         "a broker drops it without a word, or stops at it for ever",
@@ -425,8 +420,7 @@ def _record_finding(position: int, error: Exception) -> Finding:
 
 
 def _twice_finding(offset: int) -> Finding:
-    return Finding(
-        Severity.ERROR,
+    return found_error(
         f"commit log {offset}",
         "a message that is on the wheel twice",
         "a broker delivers it twice",

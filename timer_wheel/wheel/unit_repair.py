@@ -17,7 +17,8 @@ import numpy as np
 from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
 from message_store.files.notes import LostMessage
-from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import found_warning
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
@@ -360,8 +361,7 @@ def has_doubtful_units(timers: LiveTimers, rows: TimerRows) -> bool:
 def repair_finding(count: int) -> Finding:
     """What to say of units that were put right."""
     units = counted(count, "unit contradicts its record", "units contradict their records")
-    return Finding(
-        Severity.WARNING,
+    return found_warning(
         "timerlog",
         f"{units}: a bit was another, or a killed broker placed it twice",
         "a broker believes the unit: its message comes early or late, or never",
