@@ -35,22 +35,6 @@ _ORDER_SEED = 20
 _DESCRIPTION = "spark.job.description"
 
 
-def run_job(
-    spark: "SparkSession",
-    tasks: Sequence[Task],
-    function: Callable[[Task], Result],
-    done: Callable[[int], None],
-    name: str,
-) -> list[Result]:
-    """``function`` of every task, in their order; see ``run_tasks``. Raises the first error."""
-    results: list[Result] = []
-    for outcome in run_each(spark, tasks, function, done, name):
-        if isinstance(outcome, DelayStoreError):
-            raise outcome
-        results.append(outcome)
-    return results
-
-
 def run_each(
     spark: "SparkSession",
     tasks: Sequence[Task],
@@ -60,7 +44,8 @@ def run_each(
     *,
     is_shuffled: bool = True,
 ) -> list[Result | DelayStoreError]:
-    """As ``run_job``, but an error of a task is its result: it ends no other.
+    """``function`` of every task, in their order; see ``run_tasks``. An error of a task is its
+    result: it ends no other.
 
     Spark gets them in another order, the same each time: a slow stretch of a log is not the last.
     Not ``is_shuffled``: in their own. Raises MigrationError when Spark gave up.

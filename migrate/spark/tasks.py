@@ -17,7 +17,7 @@ from migrate.progress import Progress
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
 from migrate.spark.cluster import sees_this_machine
-from migrate.spark.jobs import run_each, run_job
+from migrate.spark.jobs import run_each
 from migrate.write.index_files import IndexStage
 from migrate.write.log_file import FileNote, write_file
 from migrate.write.publishing import is_publishing
@@ -101,9 +101,13 @@ def run_tasks(
     ``done`` is called again and again with the number of finished tasks. Raises what ``function``
     raises of the project's own errors, MigrationError when Spark gave up on the work of this name.
     """
+    results: list[Result] = []
     if spark is not None and tasks:
-        return run_job(spark, tasks, function, done, name)
-    results = []
+        for outcome in run_each(spark, tasks, function, done, name):
+            if isinstance(outcome, DelayStoreError):
+                raise outcome
+            results.append(outcome)
+        return results
     for number, task in enumerate(tasks):
         results.append(function(task))
         done(number + 1)

@@ -144,7 +144,7 @@ def converted_on(
                 if (attempts / each).is_file()
             ]
 
-    monkeypatch.setattr("migrate.spark.tasks.run_job", run_here)
+    monkeypatch.setattr("migrate.spark.tasks.run_each", run_here)
     with watching(look):
         assert convert(options, spark=session).total("converted") == 9
     return loose
