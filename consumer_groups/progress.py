@@ -126,6 +126,10 @@ class QueueProgress:
         heapq.heappush(self._by_time, (until_ms, first, end))
         self.next_offset = max(self.next_offset, end)
 
+    def count_received(self, count: int) -> None:
+        """So many messages were received."""
+        self.received += count
+
     def is_in_flight(self, queue_offset: int, now_ms: int) -> bool:
         """Whether somebody works on this message at a time."""
         hidden = self._in_flight.get(queue_offset)

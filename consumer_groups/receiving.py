@@ -88,7 +88,7 @@ class QueueReceiver:
                 break
             received += self._taken(part, wanted)
             looked_at += len(part.messages) + (part.end - at) // _ENTRIES_A_RECORD + 1
-        progress.received += len(received)
+        progress.count_received(len(received))
         return received
 
     def _read(self, at: int, count: int, wanted: Wanted) -> QueuePart:

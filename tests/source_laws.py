@@ -28,7 +28,7 @@ FLOORS = {
 ROOMS = {
     "message_store": (
         ("base",), ("format",), ("kernels", "files"), ("columns", "reading"), ("interface",),
-        ("writing",), ("intake", "redelivery"), ("memory",), ("life",),
+        ("writing",), ("intake", "redelivery"), ("engine",), ("memory",), ("life",),
     ),
     "legacy_levels": (("copies",), ("backlog",), ("engine", "generate"), ("reference",)),
     "timer_wheel": (

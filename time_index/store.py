@@ -20,6 +20,7 @@ from message_store.base.errors import (
 )
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
+from message_store.engine.timed_engine import TimedEngine
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.message import Message, StoredMessage
@@ -31,7 +32,6 @@ from message_store.intake.engine import made_or_let_go
 from message_store.intake.records import RecordForm, RecordMaker
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for, unfinished
 from message_store.intake.store_intake import LiveIntake, Part
-from message_store.intake.timed_engine import TimedEngine
 from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,

@@ -136,7 +136,6 @@ def read_backlog(
         whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, log)
-        refuse_mixed_delays(seen)
         table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
         recovered = recover_entries(log, queues, tail, table)
         entries = gather_entries(
@@ -196,7 +195,9 @@ def _observe_delays(
         with log.again() as own:
             return observe_delays(store.path, own, queue)
 
-    return parallel_map(see_one, in_use)
+    seen = parallel_map(see_one, in_use)
+    refuse_mixed_delays(seen)
+    return seen
 
 
 def _already_delivered(

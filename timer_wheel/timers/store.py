@@ -9,14 +9,15 @@ from typing import Protocol, TypeVar
 
 from message_store.base.kinds import takes
 from message_store.columns.message_batch import MessageBatch
+from message_store.engine import timed_engine
+from message_store.engine.timed_engine import TimedEngine
 from message_store.format.message import Message
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake import engine, timed_engine
+from message_store.intake import engine
 from message_store.intake.asked import asked_by
 from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
-from message_store.intake.timed_engine import TimedEngine
 from message_store.interface.delay_store import BatchReceipt, Due, Finding, Receipt
 from message_store.redelivery import lineage
 from message_store.writing.store import LiveStore

@@ -91,7 +91,7 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
         put_away(
             timers.log, goes, past_ms, lambda: timers.store.sync_or_break(timers.log.segments.sync)
         )
-    timers.done = np.empty(0, np.int64)
+    timers.all_on_wheel_waits()
 
 
 def _what_goes(timers: LiveTimers) -> TimerRows:

@@ -131,6 +131,10 @@ class LiveTimers:
             self.parked_until_ms = wheel.hand_ms + WHEEL_SLOTS * self.precision_ms
         self.has_rolled = has_rolled or self.parked_until_ms >= wheel.hand_ms
 
+    def resume_at(self, queue_offset: int) -> None:
+        """Entries before this queue offset have their units, or need none."""
+        self.placed_end = queue_offset
+
     def mark_done_all_but(self, waiting: Int64s) -> None:
         """Take every entry of the queue for done, except those of the records at these commit log
         offsets; the hand moves before the first of them.
@@ -149,9 +153,13 @@ class LiveTimers:
         self.older = older
         self.foreign_until = max(older.untils[:-1], default=0)
 
+    def set_names_from(self, names_from: int) -> None:
+        """Records from this commit log offset on name what is done of the wheel."""
+        self.names_from = names_from
+
     def opened(self) -> None:
         """The store is open: of units from here on it is known which are placed once more."""
-        self.placed_again.known_from = self.log.end
+        self.placed_again.know_from(self.log.end)
 
     def with_wheel(
         self,
@@ -378,7 +386,7 @@ class LiveTimers:
         is_early &= rows.slot_time_ms < floor_ms(facts.out_ms, self.precision_ms)
         if not is_early.any():
             return rows
-        self.mended_units += int(is_early.sum())
+        self.count_mended(int(is_early.sum()))
         rows = TimerRows(rows.table.copy())
         rows.table[FLAGS] |= np.where(is_early, FLAG_ROLL, 0)
         return rows
@@ -390,12 +398,24 @@ class LiveTimers:
             self.store.log, offsets, sizes, self.precision_ms, keys=keys, older=self.older
         )
 
+    def count_mended(self, count: int) -> None:
+        """Count units that contradicted their records."""
+        self.mended_units += count
+
     # --- what is done -----------------------------------------------------------------------------
 
     def mark_done(self, rows: TimerRows) -> None:
         """Note that rows are done which stay in their slots."""
         self.done = np.union1d(self.done, rows.commit_log_offset)
         self.early = self.early.rows(~np.isin(self.early.commit_log_offset, self.done))
+
+    def mark_records_done(self, commit_log_offsets: Int64s) -> None:
+        """The same for the records at these offsets, wherever their units are."""
+        self.done = np.union1d(self.done, commit_log_offsets)
+
+    def all_on_wheel_waits(self) -> None:
+        """Forget what was done on the wheel: all that is there is pending."""
+        self.done = _NOTHING
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time are done."""

@@ -422,6 +422,10 @@ class PlacedAgain:
     known_from: int = LONG_MAX
     is_any: bool = False
 
+    def know_from(self, position: int) -> None:
+        """The store is open: all units from this position on are noted."""
+        self.known_from = position
+
     def note(self, facts: TimerFacts) -> None:
         """These are being placed."""
         self.is_any = self.is_any or bool((facts.table[PREPARED_OFFSET] < 0).any())

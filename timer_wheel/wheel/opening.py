@@ -258,9 +258,9 @@ def _from_timer_log(
         wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended + flipped
     )
     files.compare(wheel, file, log.end)
-    timers.placed_end = resume(timers.queue, log, store)
-    timers.mended_units += mend_astray(
-        store.log, store.queues, store.levels, timers.queue, timers.placed_end
+    timers.resume_at(resume(timers.queue, log, store))
+    timers.count_mended(
+        mend_astray(store.log, store.queues, store.levels, timers.queue, timers.placed_end)
     )
     return timers
 

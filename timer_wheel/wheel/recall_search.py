@@ -277,7 +277,7 @@ class Search:
         rows = timers.log.find(self._topic_hash, first_ms, end_ms - first_ms, flags=FLAG_ROLL)
         rows = TimerRows.together([rows, *self._queued()])
         rows, facts, moved = mend_places(timers, rows, keys=True)
-        timers.mended_units += moved
+        timers.count_mended(moved)
         log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
         widths_ms = self._widths_ms(rows, facts)
         is_named = self._is_named(rows, facts, widths_ms)
@@ -307,7 +307,7 @@ class Search:
         if not len(rows):
             return
         rows, facts, moved = mend_places(self._timers, rows, keys=True)
-        self._timers.mended_units += moved
+        self._timers.count_mended(moved)
         is_live = self._is_named(rows, facts, self._widths_ms(rows, facts), is_exact=is_exact)
         is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         first_offsets = facts.first_offsets(rows.commit_log_offset)

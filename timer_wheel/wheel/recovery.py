@@ -242,8 +242,8 @@ def find_done(timers: LiveTimers) -> None:
         is_lost = timers.log.end < own.flushed_position
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
-        timers.done = np.union1d(timers.done, done_before_us(root))
-    timers.names_from = min(names_from, log.end)
+        timers.mark_records_done(done_before_us(root))
+    timers.set_names_from(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
     if copies_from < timers.foreign_until and len(timers.done):

@@ -210,12 +210,12 @@ class Turning:
         """
         timers = self._timers
         rows, facts, moved = mend_places(timers, rows, keys=len(marks) > 0)
-        timers.mended_units += moved
+        timers.count_mended(moved)
         is_other = are_other_kinds(rows, facts)
         if not is_other.any():
             return rows, facts
         rows = TimerRows(rows.table.copy())
-        timers.mended_units += mend_flags(timers, rows, facts)
+        timers.count_mended(mend_flags(timers, rows, facts))
         facts = timers.facts(rows, keys=True)
         offsets = rows.commit_log_offset
         is_new = is_other & facts.is_marker & ~are_older(timers, offsets, facts)

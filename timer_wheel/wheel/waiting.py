@@ -108,7 +108,7 @@ def _in_slots(timers: LiveTimers, moment: _Moment, wanted: WaitingFilter, part: 
     if wanted.topic is not None:
         is_wanted &= rows.table[TOPIC_HASH] == string_hash(wanted.topic)
     rows, facts, moved = mend_places(timers, rows.rows(is_wanted), keys=len(moment.marks) > 0)
-    timers.mended_units += moved
+    timers.count_mended(moved)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))
     is_new = ~np.isin(rows.commit_log_offset, moment.done) if moved else True
     return _live(live, moment.marks, facts.is_fine & is_new)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines of timed messages do alike, however they find the due ones: a message waits in a
-queue, and is placed where its time leads to it when anything is asked for.
+"""What engines of timed messages do alike, however they find the due ones.
+
+A message waits in a queue. It is placed where its time leads to it when anything is asked for.
 """
 
 from abc import abstractmethod
