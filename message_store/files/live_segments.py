@@ -255,6 +255,13 @@ class LiveSegments:
             sync_directory(path.parent)
             sync_directory(path.parent.parent)
 
+    def holes(self) -> list[int]:
+        """Where the files begin that hold no data at all, as far as the file system tells."""
+        try:
+            return [each for each in self.starts if not self.path_of(each).stat().st_blocks]
+        except OSError as error:
+            raise SourceError(f"{self.directory}: cannot be read: {reason_of(error)}") from error
+
     def find(self, wanted: bytes, offset: int) -> int:
         """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
         for start in [start for start in self.starts if start + self.file_bytes > offset]:

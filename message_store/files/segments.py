@@ -23,7 +23,7 @@ from message_store.base.errors import (
     TruncatedRecordError,
     reason_of,
 )
-from message_store.base.printable import listed
+from message_store.base.printable import listed, shell_word
 from message_store.format.java_numbers import LONG_MAX
 
 NAME_DIGITS = 20
@@ -81,22 +81,35 @@ def require_appendable(
     Raises SourceError for a row with gaps, with files of several sizes, or with names that are no
     multiples of the size.
     """
+    longest = max((segment.length_bytes for segment in segments), default=0)
     if len(segments) > 1:
-        file_bytes = segments[1].start_offset - segments[0].start_offset
+        steps = [two.start_offset - one.start_offset for one, two in pairwise(segments)]
+        is_size = longest and not any(step % longest for step in steps)
+        file_bytes = longest if is_size else min(steps)
     elif segments:
-        file_bytes = max(segments[0].length_bytes, noted_bytes or 0) or file_bytes
+        file_bytes = max(longest, noted_bytes or 0) or file_bytes
     for index, segment in enumerate(segments):
-        if segment.start_offset != segments[0].start_offset + index * file_bytes:
-            raise SourceError(f"{segment.path}: a file before this one is missing")
+        expected = segments[0].start_offset + index * file_bytes
+        is_last = index == len(segments) - 1
         if segment.start_offset % file_bytes:
             raise SourceError(f"{segment.path}: its name does not fit files of its size")
-        is_last = index == len(segments) - 1
-        if segment.length_bytes > file_bytes or (segment.length_bytes < file_bytes and not is_last):
+        if segment.start_offset > expected:
+            raise _lost(segment.path.with_name(segment_name(expected)), "missing", file_bytes)
+        if segment.length_bytes < file_bytes and not is_last:
+            raise _lost(segment.path, f"{segment.length_bytes} bytes long", file_bytes)
+        if segment.length_bytes > file_bytes:
             raise SourceError(
                 f"{segment.path}: {segment.length_bytes} bytes, where the row has files of"
                 f" {file_bytes}"
             )
     return file_bytes
+
+
+def _lost(path: Path, what: str, file_bytes: int) -> SourceError:
+    return SourceError(
+        f"{path}: this file is {what}, and files of {file_bytes} bytes follow it; take it from a"
+        f" backup, or `truncate -s {file_bytes} {shell_word(str(path))}` to go on without its bytes"
+    )
 
 
 def write_head_last(descriptor: int, data: bytes, position: int, head_bytes: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from message_store.base.errors import OtherEngineWarning
 from message_store.base.printable import counted
+from message_store.files.segments import segment_name
 from message_store.format.properties import LEVEL_TOPIC, TIME_INDEX_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import found_error, found_warning
@@ -36,6 +37,14 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
                 "consumers do not get the messages to which they led",
                 "find out what was removed; take log and queues from a backup",
             )
+    for start in store.recovery.lost_files:
+        yield found_error(
+            f"commitlog/{segment_name(start)}",
+            "it was empty when the store was opened, and the log goes on behind it",
+            "what was scheduled there is lost, what was delivered or cancelled there may be"
+            " delivered again",
+            "nothing after a loss of power; else schedule again what is still wanted",
+        )
     if saved := store.recovery.saved:
         yield found_warning(
             "commitlog",
@@ -78,8 +87,6 @@ def kept_findings(store: LiveStore) -> Iterator[Finding]:
 
 def floor_findings(store: LiveStore) -> Iterator[Finding]:
     """What is wrong with log, queues and retention, whatever stands on them."""
-    if store.losses.log_bytes:
-        yield log_finding(store.losses.log_bytes)
     yield from queue_findings(store)
     yield from kept_findings(store)
 

@@ -148,7 +148,7 @@ class LiveLog:
         start = self.end - self.end % self.file_bytes
         if self.end + size_bytes + END_OF_FILE_MIN_BYTES > start + self.file_bytes:
             self.segments.make_file(start + self.file_bytes)  # which a full disk refuses first
-            self._write_blank(self.end)
+            self.write_blank(self.end)
             self.end = start + self.file_bytes
             self._enter_file(self.end)
         else:
@@ -173,7 +173,7 @@ class LiveLog:
             self._ready_end = start + end
         self._room_end = self._ready_end
 
-    def _write_blank(self, position: int) -> None:
+    def write_blank(self, position: int) -> None:
         """Write a blank from ``position`` to the end of its file. RocketMQ: BLANK_MAGIC_CODE."""
         left = self.file_bytes - position % self.file_bytes
         self.segments.write_at(position, BLANK_RECORD.encode(size_bytes=left, magic=MAGIC_BLANK))
@@ -233,7 +233,7 @@ class LiveLog:
     def _write_blanks_between(self, positions: Int64s, sizes: Int64s) -> None:
         ends = np.concatenate([[self.end], positions + sizes])
         for row in np.flatnonzero(positions != ends[:-1]).tolist():
-            self._write_blank(int(ends[row]))
+            self.write_blank(int(ends[row]))
 
     def _undo(self) -> None:
         """Zero what a failed append has written, lest it be valid records behind the next one."""

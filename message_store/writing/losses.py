@@ -127,13 +127,12 @@ def refuse_lost_beginnings(
 
 @attrs.frozen
 class StoreLosses:
-    """The losses of a store when it was opened: bytes of the log's end, and entries of queues.
+    """The entries that queues lacked when a store was opened.
 
     ``entries`` counts those that each queue lacked, by topic and queue id, ``rebuilt`` how
     many of them were rebuilt from the log.
     """
 
-    log_bytes: int = 0
     entries: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
     rebuilt: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
 
@@ -142,7 +141,6 @@ class StoreLosses:
         cls,
         ends: StoreEnds | None,
         lacked: Mapping[tuple[str, int], int],
-        log_end: int,
         queues: QueueSet,
     ) -> Self:
         """Compare a recovered store with its noted ends; ``lacked`` is from before recovery."""
@@ -150,7 +148,7 @@ class StoreLosses:
             return cls()
         lacking = ends.lacking(queues)
         rebuilt = {name: count - lacking.get(name, 0) for name, count in lacked.items()}
-        return cls(max(0, ends.log_end - log_end), lacked, rebuilt)
+        return cls(lacked, rebuilt)
 
 
 _HEAD_BYTES = 8
@@ -219,7 +217,7 @@ def way_out(root: StoreRoot) -> str:
         steps.insert(0, f"`truncate -s {wanted} {shell_word(str(last.path))}`")
     return (
         f"take the log from a backup; or {' and '.join(steps)} to go on without these bytes: what"
-        " was scheduled there is lost, what was delivered or cancelled there is delivered again"
+        " was scheduled there is lost, what was delivered or cancelled there may be delivered again"
     )
 
 

@@ -50,7 +50,7 @@ class Recovery:
 
     ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` led to
     records behind the log's end; ``zeroed_bytes`` behind it were not zero. Whole records among them
-    are in the file ``saved``.
+    are in the file ``saved``. The files of the log that begin at ``lost_files`` held nothing.
     """
 
     start: int
@@ -60,6 +60,7 @@ class Recovery:
     cut: int = 0
     zeroed_bytes: int = 0
     saved: Path | None = None
+    lost_files: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -68,6 +69,7 @@ class Extent:
 
     Its last record begins at ``last_start``, -1 when the walk met none. Queues have to be compared
     with the log from ``dispatch_from`` on; those in ``doubted`` may have entries that lead nowhere.
+    ``lost_files`` are where files of it begin that hold nothing.
     """
 
     start: int
@@ -77,6 +79,7 @@ class Extent:
     is_known_end: bool
     dispatch_from: int
     doubted: "tuple[NewestRecord, ...]"
+    lost_files: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -110,7 +113,9 @@ def survey(
         start, last_start = _unclean_start(log, queues, checkpoint.at_opening), -1
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
     synced = LONG_MAX if was_clean else checkpoint.synced_offset
-    end, last_record = _find_end(log, start, synced)
+    published_end = max((queue.end_position for queue in queues), default=0)
+    lost = [each for each in log.segments.holes() if each < start - start % log.file_bytes]
+    end, last_record, stepped_over = _find_end(log, start, synced, published_end)
     # What a queue knows of records behind a hole in the log, where the log ends, it has to forget.
     doubted = tuple(
         record if record.end <= end else _newest_record(log, record.queue, end)
@@ -125,6 +130,7 @@ def survey(
         start == newest_end,
         min([start, *(max(record.end, log.min_offset) for record in doubted)]),
         doubted,
+        (*lost, *stepped_over),
     )
     _refuse_damage(log, queues, checkpoint, extent)
     return extent
@@ -150,6 +156,9 @@ def recover(
     saved = _save_records_behind(log, queues, end, keep_in)
     zeroed_bytes = log.segments.zero_from(end)
     log.end_at(end, extent.last_start if extent.last_start >= 0 else _last_known(queues, end))
+    for start in extent.lost_files:
+        if log.next_record(start) >= start + log.file_bytes:  # a broker would end the log here
+            log.write_blank(start)
     cut = 0
     for queue in queues:
         if queue.end_position > end or queue.needs_repair:
@@ -173,6 +182,7 @@ def recover(
         cut,
         zeroed_bytes=zeroed_bytes,
         saved=saved,
+        lost_files=extent.lost_files,
     )
 
 
@@ -257,27 +267,36 @@ def _is_record(log: LiveLog, offset: int) -> bool:
 # --- where it ends --------------------------------------------------------------------------------
 
 
-def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
-    """The end of the whole records from ``start`` on, and the last one's offset, or -1."""
-    segments = log.segments
-    if start >= segments.found_end:
-        return start, -1
-    if not any(segments.read_at(start, PUBLISHED_LAST_BYTES)):  # nothing was ever begun here
-        return start, -1
+def _find_end(
+    log: LiveLog, start: int, synced: int, published_end: int
+) -> tuple[int, int, tuple[int, ...]]:
+    """The end of the whole records from ``start`` on, the last one's offset, or -1, and the files
+    that were stepped over.
+
+    A file that begins with nothing is lost, and no end of the log, if a later one begins with a
+    record that a queue knows: nothing of an append is in a queue before all of it is in the log.
+    """
+    segments, end, last, lost = log.segments, start, -1, []
     walked = np.zeros(FOUND_LENGTH, np.int64)
-    end, last = start, -1
     while start < segments.found_end:
         file_start = start - start % segments.file_bytes
-        address = segments.address_of_file(file_start)
-        found_bytes = min(segments.file_bytes, segments.found_end - file_start)
-        count = walk_file(address, start - file_start, found_bytes, file_start, synced, walked)
-        if count:
-            end, last = file_start + int(walked[0]), file_start + int(walked[2])
-        start = file_start + segments.file_bytes
-        if walked[1] != FILE_ENDS or start >= segments.found_end:
-            break
-        end = start  # the next file was made before the last one was said to end
-    return end, last
+        following = file_start + segments.file_bytes
+        if not any(segments.read_at(start, PUBLISHED_LAST_BYTES)):  # nothing was ever begun here
+            later = (each for each in segments.starts if file_start < each < published_end)
+            if start > file_start or not any(_is_record(log, each) for each in later):
+                break
+            lost.append(file_start)
+        else:
+            address = segments.address_of_file(file_start)
+            found_bytes = min(segments.file_bytes, segments.found_end - file_start)
+            count = walk_file(address, start - file_start, found_bytes, file_start, synced, walked)
+            if count:
+                end, last = file_start + int(walked[0]), file_start + int(walked[2])
+            if walked[1] != FILE_ENDS or following >= segments.found_end:
+                break
+            end = following  # the next file was made before the last one was said to end
+        start = following
+    return end, last, tuple(each for each in lost if each < end)
 
 
 def _refuse_damage(

@@ -152,10 +152,18 @@ class LiveStore:
         recovery = recover(
             self.log, self.queues, self.levels, extent, lost=lacked, keep_in=self.root.own
         )
-        losses = StoreLosses.after_recovery(ends, lacked, self.log.end, self.queues)
+        losses = StoreLosses.after_recovery(ends, lacked, self.queues)
         self._sync_log_and_queues()
         self._checkpoint.write(durably=True)
         return recovery, losses
+
+    @property
+    def has_lost_records(self) -> bool:
+        """Whether the log, when the store was opened, had an empty file in its middle, or ended
+        before a record that was synced.
+        """
+        is_cut = self._checkpoint.synced_offset >= self.recovery.end
+        return is_cut or bool(self.recovery.lost_files)
 
     @classmethod
     def open(

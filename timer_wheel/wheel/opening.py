@@ -54,6 +54,7 @@ from timer_wheel.wheel.recovery import (
     first_undone_ms,
     has_lost_files,
     has_torn_end,
+    log_has_losses,
     move_to,
     resume,
     truncate_all,
@@ -133,7 +134,8 @@ def _open(
         log.segments.delete_before(own.log_begins)
     log.find_end()
     end = log.end
-    if has_lost_files(own, log, store):
+    makes_again = log_has_losses(own, store) or has_lost_files(own, log, store)
+    if makes_again:
         truncate_all(log, store, files)
     is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
     if is_in_doubt:
@@ -155,7 +157,7 @@ def _open(
     apply_older_markers(timers)
     if waiting is not None:
         timers.mark_done_all_but(waiting)
-    elif not store.repeats:
+    elif makes_again or not store.repeats:
         _catch_up(timers)
     has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
@@ -236,6 +238,7 @@ def _from_timer_log(
     if mended:
         wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)
+    log_end = store.log.end
     timers = LiveTimers(
         store,
         log,
@@ -243,8 +246,8 @@ def _from_timer_log(
         files,
         settings.roll_window_slots,
         log_begins=log.segments.min_offset,
-        foreign_until=store.log.end if own is None or not own.is_known else own.foreign_until,
-        older=NO_OLDER_SLOTS if own is None else own.older,
+        foreign_until=min(own.foreign_until, log_end) if own and own.is_known else log_end,
+        older=NO_OLDER_SLOTS if own is None else own.older.cut_to(log_end),
     )
     file = files.slots_on_disk()
     if flipped := mend_units(timers, counts, file):

@@ -71,8 +71,17 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
     return bool(len(first)) and queue.first_behind(int(first[0]) - 1) > queue.min_offset
 
 
+def log_has_losses(own: OwnCheckpoint | None, store: LiveStore) -> bool:
+    """Whether the commit log lacks what it had at the last flush. Then a unit may lead to where
+    another record comes to lie, and the hand is behind messages whose rolled records are lost.
+    """
+    if own is None or not own.is_known:
+        return False
+    return store.has_lost_records or own.names_from > store.log.end
+
+
 def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """Take away every unit: the queue's messages are placed, and copies tell what is done."""
+    """Take away every unit: the queue's messages are placed, and the log tells what is done."""
     begin = log.segments.min_offset
     files.will_end_at(begin, place_from=store.queue(TIMER_TOPIC, 0).min_offset)
     log.cut(begin)
@@ -111,6 +120,9 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
 def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """Truncate units at the end that are torn or whose records are not in the log."""
     begin = min(files.found.flush_position, log.end) // log.file_bytes * log.file_bytes
+    firsts = [(log.unit_at(each.start).commit_log_offset, each.start) for each in log.files()]
+    known = [start for offset, start in firsts if (offset < store.log.end).any()]
+    begin = min(begin, max(known, default=log.segments.min_offset))
     for rows in log.all_units(begin):
         facts = read_facts(store.log, rows.commit_log_offset, rows.size_bytes, FINEST_MS)
         is_old = (rows.commit_log_offset < store.log.min_offset) & (rows.size_bytes > 0)
@@ -239,16 +251,18 @@ def find_done(timers: LiveTimers) -> None:
         names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
     else:
         # Lost units are placed once more: what of them is done, and when, the log tells alone.
-        is_lost = timers.log.end < own.flushed_position
+        is_lost = timers.log.end < own.flushed_position or log_has_losses(own, store)
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
-        timers.mark_records_done(done_before_us(root))
+        before = done_before_us(root)
+        timers.mark_records_done(before[before < log.end])  # others will lie behind that
     timers.set_names_from(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
-    if copies_from < timers.foreign_until and len(timers.done):
+    path = root.own / DEALT_WITH_NAME
+    if copies_from < timers.foreign_until and (len(timers.done) or path.exists()):
         text = json.dumps({"commit_log_offsets": timers.done.tolist()})
-        replace_file(root.own / DEALT_WITH_NAME, text.encode())
+        replace_file(path, text.encode())
 
 
 def first_undone_ms(timers: LiveTimers) -> int:

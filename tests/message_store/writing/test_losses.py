@@ -74,7 +74,7 @@ def test_a_queue_that_was_removed_is_rebuilt_from_the_log(
         shutil.rmtree(closed / "consumequeue/orders")
     store = opened(closed)
     lacked = {("orders", 0): ENTRIES}
-    assert store.losses == StoreLosses(0, lacked, lacked)
+    assert store.losses == StoreLosses(lacked, lacked)
     [finding] = queue_findings(store)
     assert (finding.severity, finding.where) == (Severity.WARNING, "consumequeue orders/0")
     assert {topic: read_all(store, topic) for topic in wanted} == wanted
@@ -131,7 +131,7 @@ def test_entries_whose_records_the_log_has_lost_too_are_told(closed: Path) -> No
     assert ends is not None
     StoreEnds(ends.log_end, {**ends.queues, ("refunds", 0): 3}).write(StoreRoot(closed))
     store = opened(closed)
-    assert store.losses == StoreLosses(0, {("refunds", 0): 3}, {("refunds", 0): 0})
+    assert store.losses == StoreLosses({("refunds", 0): 3}, {("refunds", 0): 0})
     [finding] = queue_findings(store)
     assert (finding.severity, finding.where) == (Severity.ERROR, "consumequeue refunds/0")
     store.abandon()

@@ -256,7 +256,7 @@ def short_file(store: LiveStore) -> None:
 
 
 def blank_only(store: LiveStore) -> None:
-    store.log._write_blank(store.log.end)
+    store.log.write_blank(store.log.end)
     store.log.segments.make_file(FILE_BYTES)
 
 
