@@ -25,7 +25,7 @@ from consumer_groups.received import (
 from consumer_groups.receiving import QueueReceiver, Wanted, tag_filter
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import BadFieldError
-from message_store.base.kinds import require_kind, takes
+from message_store.base.kinds import CALLABLE, require_kind, takes
 from message_store.format.message_rules import check_topic
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
 
@@ -307,6 +307,7 @@ class ConsumerGroup:
 
     # --- dead letters -----------------------------------------------------------------------------
 
+    @takes(tell_damage=CALLABLE)
     def dead_letters(self, tell_damage: Tell = tell_log) -> Iterator[Received]:
         """The group's dead letters that were not driven back, oldest first; read lazily.
 

@@ -6,30 +6,35 @@ from collections.abc import Callable, Sequence
 from consumer_groups.groups import groups_of
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.stores import GroupStore
-from message_store.base.kinds import takes
+from message_store.base.kinds import CALLABLE, takes
 from message_store.format.message import StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.interface.delay_store import Receipt
 from message_store.interface.message_life import Event, MessageState, TraceStep
 from message_store.life.by_key import trace_message
-from message_store.life.trace import only_life_of, was_cancelled
+from message_store.life.trace import TellPlace, only_life_of, tell_log, was_cancelled
 from message_store.reading.consume_queue import UnitArray
 
 LevelUnits = Callable[[int, int], UnitArray]
 
 
-@takes(which=Receipt | str, group=str | None)
+@takes(which=Receipt | str, group=str | None, tell_damage=CALLABLE)
 def message_state(
-    store: GroupStore, which: Receipt | str, group: str | None = None
+    store: GroupStore,
+    which: Receipt | str,
+    group: str | None = None,
+    tell_damage: TellPlace = tell_log,
 ) -> MessageState:
     """Where in its life the message of a receipt is, or the newest one with a unique key.
 
     The receipt of a message that was rescheduled tells of that message still. A message that was
     given back waits, until it is delivered to its group's retries. Without ``group`` all groups of
     the store are asked that have read its topic: one that has the message in hand decides, then one
-    that has not acknowledged it. Reads the log once. Raises StoreClosedError, SourceError and
-    TargetError.
+    that has not acknowledged it. ``tell_damage`` is told of each log offset at which no record can
+    be read: a later record of the message may have been there, and the answer is of an earlier
+    time. Without it that is a warning in the log. Reads the log once. Raises StoreClosedError,
+    SourceError and TargetError.
 
     >>> from message_store import AfterMs, ManualClock, MemoryStore, Message
     >>> with MemoryStore(ManualClock(0)) as store:
@@ -39,7 +44,7 @@ def message_state(
     """
     with store.lock:
         unique_key = which if isinstance(which, str) else which.unique_key
-        steps = trace_message(store, unique_key)
+        steps = trace_message(store, unique_key, tell_damage)
         return state_by_steps(store, steps, which, group, _level_units_of(store))
 
 

@@ -14,6 +14,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Kind = type | UnionType
 
+CALLABLE = cast(type, Callable)
+"""The kind of what is called back."""
+
 
 def require_kind(name: str, value: object, kind: Kind) -> None:
     """Raise BadFieldError for what is of another kind."""

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-from message_store.base.kinds import takes
+from message_store.base.kinds import CALLABLE, takes
 from message_store.interface.delay_store import Cancellation, DelayStore, Receipt
 from message_store.interface.message_life import TraceStep
-from message_store.life.trace import trace_log
+from message_store.life.trace import TellPlace, tell_log, trace_log
 from message_store.memory.store import BROKER_NAME, MemoryStore
 from message_store.redelivery.lineage import first_offset
 from message_store.writing.store import LiveStore
@@ -75,12 +75,16 @@ def cancel_by_key(
         return [(receipt, store.cancel(receipt)) for receipt in found]
 
 
-@takes(unique_key=str)
-def trace_message(store: KeyedStore, unique_key: str) -> list[TraceStep]:
+@takes(unique_key=str, tell_damage=CALLABLE)
+def trace_message(
+    store: KeyedStore, unique_key: str, tell_damage: TellPlace = tell_log
+) -> list[TraceStep]:
     """Every record of a unique key, in the order of the log: scheduled, rolled, delivered, retried.
 
-    What retention deleted is not there any more. A cancel in a delay level leaves no record. Raises
-    StoreClosedError and SourceError.
+    What retention deleted is not there any more. A cancel in a delay level leaves no record.
+    ``tell_damage`` is told of each log offset at which no record can be read: what was there may
+    have been of this message. Without it that is a warning in the log. Raises StoreClosedError and
+    SourceError.
     """
     with store.lock:
         if isinstance(store, MemoryStore):
@@ -88,4 +92,4 @@ def trace_message(store: KeyedStore, unique_key: str) -> list[TraceStep]:
         live = store.live
         assert live is not None
         live.require_open()
-        return trace_log(live, unique_key)
+        return trace_log(live, unique_key, tell_damage)

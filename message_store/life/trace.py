@@ -7,6 +7,7 @@ was received first. Records that a broker delivered name none. They belong to th
 their unique key and topic that was not delivered yet.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,8 +50,16 @@ _KEY = np.frombuffer(UNIQUE_KEY.encode(), np.uint8)
 _KEY_NAME_BYTES = len(UNIQUE_KEY)
 _COUNT, _STOPPED_AT, _WHY = range(3)
 _OFFSET, _SIZE = range(2)
+_LOG = logging.getLogger(__name__)
+
 TellPlace: TypeAlias = Callable[[int], None]
 """Is told where in the log no record can be read: it may be one of the message."""
+
+
+def tell_log(place: int) -> None:
+    """Warn in the log."""
+    _LOG.warning("the log of the store cannot be read at offset %d; a trace leaves it out", place)
+
 
 _MOST_AT_ONCE = (8 << 20) // SMALLEST_RECORD_BYTES
 """More records than a buffer of the walk can hold, unless one of them is very large."""
@@ -159,12 +168,8 @@ _ID_BYTES = (16, 28)
 """Of an offset message id: address, port and offset, with 4 or 16 bytes of address."""
 
 
-def untold(place: int) -> None:
-    """Where nobody is told of damage."""
-
-
 def trace_directory(
-    path: Path | str, unique_key: str, tell_damage: TellPlace = untold
+    path: Path | str, unique_key: str, tell_damage: TellPlace = tell_log
 ) -> list[TraceStep]:
     """Every record of a unique key in the log of a store that is only looked at, in order.
 
@@ -179,7 +184,7 @@ def trace_directory(
 
 
 def trace_offset_id(
-    path: Path | str, offset_id: str, tell_damage: TellPlace = untold
+    path: Path | str, offset_id: str, tell_damage: TellPlace = tell_log
 ) -> list[TraceStep]:
     """The same for the message of which a record has this offset message id.
 
@@ -188,15 +193,15 @@ def trace_offset_id(
     offset, root = offset_of_id(offset_id), StoreRoot(path)
     root.require_readable()
     with looking_at(root), open_log(root) as reader:
-        record = record_at(reader, offset)
-        if record is None:
-            return []
-        first, newest = first_offset(record), newest_places(root.path)
-        found = find_records(reader, record.unique_key, tell_damage, first=first, newest=newest)
+        record, newest = record_at(reader, offset), newest_places(root.path)
+        key, first = (record.unique_key, first_offset(record)) if record else (None, offset)
+        found = find_records(reader, key, tell_damage, first=first, newest=newest)
         return only_life_of(list(tell(found)), offset)
 
 
-def trace_log(live: LiveStore, unique_key: str, tell_damage: TellPlace = untold) -> list[TraceStep]:
+def trace_log(
+    live: LiveStore, unique_key: str, tell_damage: TellPlace = tell_log
+) -> list[TraceStep]:
     """The same for a store that is open; whoever calls holds its lock."""
     with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
         return list(tell(find_records(reader, unique_key, tell_damage, known_end=live.log.end)))
@@ -220,10 +225,12 @@ def offset_of_id(offset_id: str) -> int:
 
 
 def only_life_of(steps: Sequence[TraceStep], commit_log_offset: int) -> list[TraceStep]:
-    """Those steps that are of one life with the record at this offset."""
+    """Those steps that are of one life with the record at this offset, which may be lost: later
+    records name the first one of their life.
+    """
     lives = {
         step.first_offset for step in steps if step.record.commit_log_offset == commit_log_offset
-    }
+    } or {commit_log_offset}
     return [step for step in steps if step.first_offset in lives]
 
 

@@ -31,7 +31,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.interface.delay_store import Pending
 from message_store.interface.message_life import MessageState
-from message_store.life.trace import TellPlace, trace_directory, untold
+from message_store.life.trace import TellPlace, tell_log, trace_directory
 from message_store.reading.consume_queue import UnitArray, read_queue
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import LookedAtTopic
@@ -176,7 +176,7 @@ def look_at_state(
     path: Path,
     unique_key: str,
     group: str | None = None,
-    tell_damage: TellPlace = untold,
+    tell_damage: TellPlace = tell_log,
     *,
     now_ms: int,
 ) -> MessageState:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in its life a message is, and what its records tell: over every engine and the model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +15,7 @@ from message_store.format.record_layout import HEAD_V4_V4
 from message_store.interface.message_life import Event, MessageState
 from message_store.life.by_key import cancel_by_key, find_receipts, trace_message
 from message_store.life.trace import offset_of_id, trace_directory, trace_offset_id
+from migrate.look.groups import look_at_state
 from tests.faults.damage import flip
 from tests.faults.engines import ENGINES
 
@@ -265,6 +266,59 @@ def test_a_damaged_head_hides_no_other_record_and_is_told(
         assert len(trace_directory(folder, "D", told.append)) == 1
         assert told == [], bit
         flip(queue, 3 * 20 + bit // 8, bit % 8)
+
+
+TRACERS: dict[str, Callable[..., object]] = {
+    "trace_message": lambda store, key, _, *tell: trace_message(store, key, *tell),
+    "message_state": lambda store, key, _, *tell: message_state(store, key, None, *tell),
+    "message_state of a receipt": lambda store, _, of, *tell: message_state(store, of, None, *tell),
+    "trace_directory": lambda store, key, _, *tell: trace_directory(
+        store.live.root.path, key, *tell
+    ),
+    "trace_offset_id": lambda store, _, of, *tell: trace_offset_id(
+        store.live.root.path, f"{of.commit_log_offset:032X}", *tell
+    ),
+    "look_at_state": lambda store, key, _, *tell: look_at_state(
+        store.live.root.path, key, None, *tell, now_ms=START_MS
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", TRACERS)
+@pytest.mark.parametrize("engine", ON_FILES)
+def test_whoever_reads_the_life_of_a_message_tells_what_cannot_be_read(
+    tmp_path: Path, engine: str, asked: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the message that is asked for, and of another: nobody knows of which it is."""
+    with opened(engine, tmp_path / "store", clock) as store:
+        receipts = [store.schedule(message(key), AfterMs(60_000)) for key in "ABC"]
+        [log, *_] = sorted((tmp_path / "store/commitlog").iterdir())
+        damaged = receipts[1].commit_log_offset
+        flip(log, damaged + HEAD_V4_V4.offset_of("size_bytes") + 3, 2)
+        for receipt in receipts:
+            told: list[int] = []
+            TRACERS[asked](store, receipt.unique_key, receipt, told.append)
+            assert told == [damaged], receipt.unique_key
+            caplog.clear()
+            TRACERS[asked](store, receipt.unique_key, receipt)
+            assert [f"cannot be read at offset {damaged}" in each for each in caplog.messages] == [
+                True
+            ]
+        flip(log, damaged + HEAD_V4_V4.offset_of("size_bytes") + 3, 2)
+
+
+@pytest.mark.parametrize("engine", ON_FILES)
+def test_a_receipt_whose_first_record_is_damaged_tells_what_became_of_it(
+    tmp_path: Path, engine: str, clock: ManualClock
+) -> None:
+    with opened(engine, tmp_path / "store", clock) as store:
+        receipt = store.schedule(message("A"), AfterMs(60_000))
+        wait(store, 60_000)
+        [log, *_] = sorted((tmp_path / "store/commitlog").iterdir())
+        flip(log, receipt.commit_log_offset + HEAD_V4_V4.offset_of("size_bytes") + 3, 2)
+        told: list[int] = []
+        state = message_state(store, receipt, tell_damage=told.append)
+        assert (state, told) == (MessageState.DELIVERED, [receipt.commit_log_offset])
 
 
 @pytest.mark.parametrize("engine", ON_FILES)

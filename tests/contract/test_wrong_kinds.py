@@ -143,7 +143,7 @@ def _calls(store: Any) -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]
             yield name, getattr(store, name), needed
     for name in vars(ConsumerGroup):
         method = getattr(group, name)
-        if not name.startswith("_") and callable(method) and name not in ("stream", "dead_letters"):
+        if not name.startswith("_") and callable(method) and name != "stream":
             yield name, method, held
     for function in FUNCTIONS:
         yield function.__name__, partial(function, store), needed
