@@ -56,7 +56,7 @@ LOG_CUT = error(
     " continues at the end that is left; `delaywheel` refuses the store",
     "take the log from a backup; or lengthen a file that was cut (`truncate -s`) and remove"
     " `delaywheel/queue-ends.json` and `delaywheel/log-end` to continue without it. What was"
-    " scheduled there is lost. What was delivered or cancelled there is then delivered once more",
+    " scheduled there is lost. What was delivered or cancelled there may then be delivered once more",
 )
 LOG_MISSING = error(
     "log-missing",
