@@ -55,8 +55,9 @@ LOG_CUT = error(
     "messages are lost, and so is the knowledge of deliveries and cancellations: a broker"
     " continues at the end that is left; `delaywheel` refuses the store",
     "take the log from a backup; or lengthen a file that was cut (`truncate -s`) and remove"
-    " `delaywheel/queue-ends.json` and `delaywheel/log-end` to continue without it. What was"
-    " scheduled there is lost. What was delivered or cancelled there may then be delivered once more",
+    " `delaywheel/queue-ends.json` and `delaywheel/log-end` to continue without it."
+    " What was scheduled there is lost. What was delivered or cancelled there may then be"
+    " delivered once more",
 )
 LOG_MISSING = error(
     "log-missing",
