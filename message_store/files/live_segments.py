@@ -256,7 +256,9 @@ class LiveSegments:
             sync_directory(path.parent.parent)
 
     def holes(self) -> list[int]:
-        """Where the files begin that hold no data at all, as far as the file system tells."""
+        """Where the files begin that hold no data at all, as far as the file system tells. Raises
+        SourceError.
+        """
         try:
             return [each for each in self.starts if not self.path_of(each).stat().st_blocks]
         except OSError as error:

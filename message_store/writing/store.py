@@ -159,11 +159,9 @@ class LiveStore:
 
     @property
     def has_lost_records(self) -> bool:
-        """Whether the log, when the store was opened, had an empty file in its middle, or ended
-        before a record that was synced.
-        """
-        is_cut = self._checkpoint.synced_offset >= self.recovery.end
-        return is_cut or bool(self.recovery.lost_files)
+        """Whether the log, at opening, had an empty file in its middle or lacked its synced end."""
+        recovery = self.recovery
+        return bool(recovery.lost_files) or self._checkpoint.synced_offset >= recovery.end
 
     @classmethod
     def open(
@@ -279,10 +277,8 @@ class LiveStore:
 
     def sync_log(self) -> int:
         """Return when every record appended so far is on disk: where the last of them ends. The
-        lock is held for a moment only.
-
-        Raises TargetError. Nothing can be appended then until the store is opened again, because
-        nobody knows what is on disk.
+        lock is held for a moment only. Raises TargetError: nothing can be appended then until the
+        store is opened again, because nobody knows what is on disk.
         """
         with self.lock:
             self.require_open()
