@@ -10,7 +10,6 @@ delay beyond the longest level is refused.
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
@@ -34,7 +33,7 @@ from legacy_levels.engine.intake import LevelIntake
 from legacy_levels.engine.offset_persistence import OffsetPersistence, neutralise
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
-from legacy_levels.engine.waiting_records import pending_in, waiting_in
+from legacy_levels.engine.waiting_records import iterate_pending, waiting_records
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.clock import Clock
 from message_store.base.errors import SharedKeyError
@@ -259,12 +258,12 @@ class LevelStore(Engine):
     # --- looking and cancelling -------------------------------------------------------------------
 
     def _waiting(self, wanted: WaitingFilter) -> Iterator[Pending]:
-        return pending_in(self.state, wanted)
+        return iterate_pending(self.state, wanted)
 
     def waiting_records(self) -> Iterator[LogDeliveries]:
         """The record and the due time of each message that waits, level by level, in pieces."""
         with self.live.reading():
-            return chain.from_iterable(waiting_in(self.state, each) for each in self.state.cursors)
+            return waiting_records(self.state)
 
     @takes(receipt=Receipt | str)
     def cancel(self, receipt: Receipt | str) -> Cancellation:

@@ -4,12 +4,13 @@
 ``read_waiting`` separates rows whose record is missing or damaged, with the reason.
 """
 
+import contextlib
 from collections.abc import Iterator
-from itertools import chain
 
 import attrs
 import numpy as np
 
+from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.engine.state import LevelState
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s
@@ -19,9 +20,9 @@ from message_store.format import properties as names
 from message_store.format.java_numbers import INT_MAX, parse_long
 from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import Pending
-from message_store.interface.waiting_messages import EVERYTHING, WaitingFilter, pending_of
+from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.reading.consume_queue import BoolArray
-from message_store.redelivery.deliveries import LogDeliveries, pending_among
+from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.log import LiveLog
 
 ROWS_AT_ONCE = 8_192
@@ -172,34 +173,53 @@ def are_plain_numbers(column: ByteColumn) -> BoolArray:
     return np.asarray(is_number)
 
 
-def pending_in(state: LevelState, wanted: WaitingFilter) -> Iterator[Pending]:
+def iterate_pending(state: LevelState, wanted: WaitingFilter) -> Iterator[Pending]:
     """Level after level in the order of its queue. Records that are none are left out."""
-    levels = [level for level in state.cursors if wanted.level in (None, level)]
-    return chain.from_iterable(
-        pending_among(
-            state.live,
-            waiting_in(state, level, wanted),
-            wanted,
-            lambda message, *place, level=level: pending_in_level(message, level, *place),
-        )
-        for level in levels
-    )
+    for level, cursor in state.cursors.items():
+        if wanted.level in (None, level):
+            pieces = _of_level(state, cursor, wanted)
+            while True:
+                with state.live.reading():
+                    piece = next(pieces, None)
+                if piece is None:
+                    break
+                yield from piece
 
 
-def waiting_in(
-    state: LevelState, level: int, wanted: WaitingFilter = EVERYTHING
-) -> Iterator[LogDeliveries]:
-    """The record and the due time of each message of a level that can be read and may pass."""
-    for first, units, waits in state.cursors[level].waiting():
-        rows = np.flatnonzero(waits & wanted.in_time(units["tags_code"].astype(np.int64)))
-        units = state.right_units(level, first + rows, units[rows])
+def _of_level(
+    state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
+) -> Iterator[list[Pending]]:
+    for first, units, waits in cursor.waiting():
+        due_ms = units["tags_code"].astype(np.int64)
+        rows = np.flatnonzero(waits & wanted.in_time(due_ms))
+        units = state.right_units(cursor.level, first + rows, units[rows])
         offsets = units["commit_log_offset"].astype(np.int64)
         sizes = units["size_bytes"].astype(np.int64)
+        due_ms = due_ms[rows]
         for part in read_waiting(state.live.log, offsets, sizes):
             passes = np.ones(len(part.rows), np.bool_)
             if wanted.topic is not None:
                 passes &= equals(part.real_topic, wanted.topic.encode(errors="surrogatepass"))
             if wanted.unique_key is not None:
                 passes &= equals(part.unique_key, wanted.unique_key.encode(errors="surrogatepass"))
-            rows = part.rows[passes]
-            yield LogDeliveries(state.live, offsets[rows], sizes[rows], units["tags_code"][rows])
+            messages = []
+            for row in np.flatnonzero(passes).tolist():
+                place = int(part.rows[row])
+                with contextlib.suppress(FormatError):
+                    message = part.batch.message(row)
+                    due = int(due_ms[place]), int(sizes[place])
+                    messages.append(pending_in_level(message, cursor.level, *due))
+            yield messages
+
+
+def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
+    """The record and the due time of each pending message that can be read, level after level."""
+    for cursor in state.cursors.values():
+        for first, units, waits in cursor.waiting():
+            rows = np.flatnonzero(waits)
+            units = state.right_units(cursor.level, first + rows, units[rows])
+            offsets = units["commit_log_offset"].astype(np.int64)
+            sizes = units["size_bytes"].astype(np.int64)
+            for part in read_waiting(state.live.log, offsets, sizes):
+                places = offsets[part.rows], sizes[part.rows]
+                yield LogDeliveries(state.live, *places, units["tags_code"][part.rows])

@@ -46,9 +46,6 @@ class WaitingFilter:
         return topic_fits and self.unique_key in (None, message.unique_key)
 
 
-EVERYTHING = WaitingFilter()
-
-
 def real_queue_id(message: StoredMessage) -> int:
     """The queue that a message goes to; 0 where its record names none that can be."""
     text = message.properties.get(REAL_QUEUE_ID, "")

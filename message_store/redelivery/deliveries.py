@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The deliveries of an engine, as a sequence over the log: an item is made when it is read."""
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 
-from message_store.base.errors import FormatError, TruncatedRecordError
+from message_store.base.errors import TruncatedRecordError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import StoredBatch, decode_batch
-from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import Delivered, Pending
 from message_store.interface.waiting_messages import WaitingFilter, pending_of
 from message_store.kernels.batch import gather
@@ -89,13 +87,10 @@ class LogDeliveries:
 
 
 def pending_among(
-    store: LiveStore,
-    pieces: Iterator[LogDeliveries],
-    wanted: WaitingFilter,
-    tell: Callable[[StoredMessage, int, int], Pending] = pending_of,
+    store: LiveStore, pieces: Iterator[LogDeliveries], wanted: WaitingFilter
 ) -> Iterator[Pending]:
-    """Those of the messages in these pieces, which wait, that pass and can be read; ``tell`` says
-    what is told of one. Raises StoreClosedError when the store is closed meanwhile.
+    """Those of the messages in these pieces, which wait, that pass and can be read. Raises
+    StoreClosedError when the store is closed meanwhile.
     """
     while True:
         with store.reading():
@@ -108,8 +103,7 @@ def pending_among(
                 # Retention took what is lost meanwhile: it was delivered, or rolled.
                 message = store.log.readable_record(offset, size_bytes)
             if message is not None and wanted.passes(message):
-                with suppress(FormatError):  # it says nowhere to go
-                    yield tell(message, due_ms, size_bytes)
+                yield pending_of(message, due_ms, size_bytes)
 
 
 def _deleted(offset: int) -> TruncatedRecordError:
