@@ -20,6 +20,7 @@ from message_store.base.errors import (
 )
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
+from message_store.engine.engine import made_or_let_go
 from message_store.engine.timed_engine import TimedEngine
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -28,7 +29,6 @@ from message_store.format.message_codec import decode_message_at, encode_message
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.intake.batch import draft_batch
-from message_store.intake.engine import made_or_let_go
 from message_store.intake.records import RecordForm, RecordMaker
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for, unfinished
 from message_store.intake.store_intake import LiveIntake, Part

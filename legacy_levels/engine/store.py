@@ -38,6 +38,7 @@ from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.clock import Clock
 from message_store.base.errors import SharedKeyError
 from message_store.base.kinds import takes
+from message_store.engine.engine import Engine, made_or_let_go
 from message_store.files.config_files import TOPICS, read_config
 from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
@@ -46,7 +47,6 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.engine import Engine, made_or_let_go
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import (
     Cancellation,

@@ -34,6 +34,7 @@ from message_store.base.errors import (
 from message_store.base.kinds import takes
 from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
+from message_store.engine.engine import Engine
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -44,7 +45,6 @@ from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_V2, TOPIC_MAX_CHARS_V1
 from message_store.intake.batch import draft_batch
-from message_store.intake.engine import Engine
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import (

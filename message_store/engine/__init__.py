@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides what engines of timed messages do alike, wherever they keep what is due when."""
+"""Hides what engines do alike, and what those of timed messages do besides."""

@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 from message_store.base.errors import SharedKeyError
 from message_store.base.kinds import takes
+from message_store.engine.engine import Engine, EngineIntake
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.engine import Engine, EngineIntake
 from message_store.interface.delay_store import Cancellation, Due, Pending, Receipt, named_by
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries, pending_among

@@ -11,9 +11,9 @@ from hypothesis import settings
 from legacy_levels import LevelRules, LevelStore
 from message_store import Clock, DelayLevels, DelayStore, MemoryStore, StoredMessage
 from message_store.base.errors import StoreLockedError
+from message_store.engine.engine import Engine
 from message_store.format.dialect import Dialect
 from message_store.format.message import Host
-from message_store.intake.engine import Engine
 from message_store.interface.promise_rules import to_level
 from message_store.writing.settings import StoreSettings
 from tests.contract.delay_store_machine import DelayStoreMachine

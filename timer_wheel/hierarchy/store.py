@@ -16,12 +16,12 @@ import numpy as np
 from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, DelayStoreError
 from message_store.columns.byte_column import Int64s, int64s
+from message_store.engine.engine import made_or_let_go
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake.engine import made_or_let_go
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import found_error, found_warning, worst_first
 from message_store.interface.promise_rules import BeyondMax

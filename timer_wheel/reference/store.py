@@ -16,6 +16,8 @@ import attrs
 from message_store.base.clock import Clock
 from message_store.base.errors import UnsupportedStoreError
 from message_store.columns.byte_column import int64s
+from message_store.engine.engine import made_or_let_go
+from message_store.engine.timed_engine import NamedMessages
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
@@ -48,7 +50,7 @@ from timer_wheel.timer_message_store import AbstractStateService, TimerMessageSt
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import Target
-from timer_wheel.timers.store import NamedMessages, TimerStore, made_or_let_go
+from timer_wheel.timers.store import TimerStore
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 
 _DEFAULTS = StoreSettings()
@@ -166,7 +168,7 @@ class ReferenceWheelStore(TimerStore):
         store = LiveStore.open(
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )
-        return made_or_let_go(store, lambda: cls(store, wanted))
+        return made_or_let_go(store, TIMER_TOPIC, lambda: cls(store, wanted))
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class ReferenceWheelStore(TimerStore):
     def _marker_is_stored(self) -> None:
         """A marker is told by its unit."""
 
-    def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages:
+    def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages[Target]:
         """One marker is enough: it takes what has its key and slot, also what comes later."""
         for message, due_ms in self._messages():
             if self._is_named(message, due_ms, handle):

@@ -4,17 +4,13 @@ markers, opening.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from message_store.base.kinds import takes
 from message_store.columns.message_batch import MessageBatch
-from message_store.engine import timed_engine
 from message_store.engine.timed_engine import TimedEngine
 from message_store.format.message import Message
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.intake import engine
 from message_store.intake.asked import asked_by
 from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.rescheduling import finish_rescheduling, receipt_for
@@ -24,12 +20,6 @@ from message_store.writing.store import LiveStore
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import Target
-
-Made = TypeVar("Made")
-
-
-class NamedMessages(timed_engine.NamedMessages[Target], Protocol):
-    """What a handle or a receipt names; a delete marker takes what shares its key and slot."""
 
 
 class TimerStore(TimedEngine[Target]):
@@ -112,8 +102,3 @@ class TimerStore(TimedEngine[Target]):
     @abstractmethod
     def _lost(self) -> LostMessages:
         """What was due and could not be delivered."""
-
-
-def made_or_let_go(store: LiveStore, make: Callable[[], Made]) -> Made:
-    """What ``make`` makes of an open store; where that fails, the store is let go of."""
-    return engine.made_or_let_go(store, TIMER_TOPIC, make)
