@@ -84,8 +84,9 @@ def require_appendable(
     longest = max((segment.length_bytes for segment in segments), default=0)
     if len(segments) > 1:
         steps = [two.start_offset - one.start_offset for one, two in pairwise(segments)]
-        is_size = longest and not any(step % longest for step in steps)
-        file_bytes = longest if is_size else min(steps)
+        sizes = (each for each in (noted_bytes, longest) if each)
+        fits = (each for each in sizes if not any(step % each for step in steps))
+        file_bytes = next(fits, min(steps))
     elif segments:
         file_bytes = max(longest, noted_bytes or 0) or file_bytes
     for index, segment in enumerate(segments):

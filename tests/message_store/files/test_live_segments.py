@@ -66,6 +66,13 @@ def test_a_row_that_nobody_can_append_to_is_refused(
         LiveSegments(tmp_path, 100)
 
 
+def test_the_way_out_of_a_cut_row_is_of_the_size_that_was_noted(tmp_path: Path) -> None:
+    for start, length in ((0, 25), (100, 50)):  # which look like files of 50
+        (tmp_path / f"{start:020d}").write_bytes(bytes(length))
+    with pytest.raises(SourceError, match=rf"{0:020d}: this file is 25 .*truncate -s 100 "):
+        LiveSegments(tmp_path, 4_000, noted_bytes=100)
+
+
 @pytest.mark.parametrize("length", [0, 1, 99])
 def test_a_last_file_that_is_too_short_gets_its_length(tmp_path: Path, length: int) -> None:
     (tmp_path / f"{0:020d}").write_bytes(b"x" * 100)
