@@ -160,6 +160,18 @@ def _retire(
 ) -> tuple[RetireReport, ...]:
     """Retire these stores, of which ``find`` names the converted one."""
     target_root = StoreRoot(target)
+
+    def look() -> tuple[StoreRoot, _Conversion]:
+        converted = find()
+        require_pair(converted.path, target)
+        return converted, _Conversion.read(target_root, converted)
+
+    with ExitStack() as held:
+        for root in (*roots, target_root):
+            held.enter_context(root.shared_lock())
+        _, conversion = look()
+        require_whole(target_root, conversion.settings, conversion.in_target)
+    # Nothing is written before, no lock file either. A broker may have started meanwhile.
     with ExitStack() as held:
         for root in roots:
             if execute:
@@ -167,12 +179,7 @@ def _retire(
                 held.callback(root.take_lock().release)
             else:
                 held.enter_context(root.shared_lock())
-        converted = find()
-        require_pair(converted.path, target)
-        conversion = _Conversion.read(target_root, converted)
-        with target_root.shared_lock():
-            require_whole(target_root, conversion.settings, conversion.in_target)
-        # A store that was never opened has no lock file yet: a broker may have started meanwhile.
+        converted, conversion = look()
         held.enter_context(target_root.shared_lock())
         with ExitStack() as telling:
             for root in roots if execute else ():
