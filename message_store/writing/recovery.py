@@ -113,9 +113,12 @@ def survey(
         start, last_start = _unclean_start(log, queues, checkpoint.at_opening), -1
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
     synced = LONG_MAX if was_clean else checkpoint.synced_offset
-    published_end = max((queue.end_position for queue in queues), default=0)
-    lost = [each for each in log.segments.holes() if each < start - start % log.file_bytes]
-    end, last_record, stepped_over = _find_end(log, start, synced, published_end)
+    lost = [
+        each
+        for each in log.segments.holes()
+        if each < start - start % log.file_bytes and _holds_nothing(log, each)
+    ]
+    end, last_record, stepped_over = _find_end(log, start, synced, checkpoint.synced_offset)
     # What a queue knows of records behind a hole in the log, where the log ends, it has to forget.
     doubted = tuple(
         record if record.end <= end else _newest_record(log, record.queue, end)
@@ -267,23 +270,30 @@ def _is_record(log: LiveLog, offset: int) -> bool:
 # --- where it ends --------------------------------------------------------------------------------
 
 
+def _holds_nothing(log: LiveLog, offset: int) -> bool:
+    """Whether nothing was ever begun at this offset of the log. A file system alone may say of a
+    file with records that it takes no blocks yet.
+    """
+    return not any(log.segments.read_at(offset, PUBLISHED_LAST_BYTES))
+
+
 def _find_end(
-    log: LiveLog, start: int, synced: int, published_end: int
+    log: LiveLog, start: int, synced: int, known_synced: int
 ) -> tuple[int, int, tuple[int, ...]]:
     """The end of the whole records from ``start`` on, the last one's offset, or -1, and the files
     that were stepped over.
 
-    A file that begins with nothing is lost, and no end of the log, if a later one begins with a
-    record that a queue knows: nothing of an append is in a queue before all of it is in the log.
+    A file that begins with nothing is lost, and no end of the log, if it was on the disk, as a
+    record was that begins at ``known_synced``. Where nobody waited for the disk, a loss of power
+    leaves such files, and nothing behind them was promised.
     """
     segments, end, last, lost = log.segments, start, -1, []
     walked = np.zeros(FOUND_LENGTH, np.int64)
     while start < segments.found_end:
         file_start = start - start % segments.file_bytes
         following = file_start + segments.file_bytes
-        if not any(segments.read_at(start, PUBLISHED_LAST_BYTES)):  # nothing was ever begun here
-            later = (each for each in segments.starts if file_start < each < published_end)
-            if start > file_start or not any(_is_record(log, each) for each in later):
+        if _holds_nothing(log, start):
+            if start > file_start or file_start >= known_synced:
                 break
             lost.append(file_start)
         else:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.files.live_segments import LiveSegments
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.dialect import Dialect
 from message_store.format.message_codec import encode_message
@@ -79,6 +80,22 @@ def test_records_that_no_queue_knows_get_their_entries(tmp_path: Path) -> None:
     assert again.recovery.dispatched == 6
     assert len(require_sound(again)) == 8
     again.abandon()
+
+
+def test_a_file_is_lost_by_what_it_holds_and_not_by_what_the_disk_says_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    store = opened(path)
+    for number in range(60):
+        append(store, stored(bytes([number]) * 900))
+    before = require_sound(store)
+    store.close()
+    monkeypatch.setattr(LiveSegments, "holes", lambda row: list(row.starts))  # no blocks yet
+    again = opened(path)
+    assert (again.recovery.lost_files, again.has_lost_records) == ((), False)
+    assert require_sound(again) == before
+    again.close()
 
 
 @pytest.mark.parametrize("clean", [False, True])
