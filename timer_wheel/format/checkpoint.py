@@ -81,6 +81,8 @@ OWN_PLACES = (64, 256)
 """Where the two copies begin: in one sector with the numbers of a broker, which is written at once.
 """
 UNKNOWN = -1
+_NEVER_REACHED = 1 << 48
+"""No time, offset or count of a store comes this far: it is the year 10889, and 256 TiB."""
 
 _OF_BROKER = "broker_"
 _RECORDS_BEFORE = "commit log offset before which records are of"
@@ -172,8 +174,9 @@ class FoundCheckpoint:
     brought the hand since.
 
     ``numbers`` are those that we wrote where only one of them differs. That is damage, or a broker
-    that delivered and placed nothing, whose deliveries the log tells. ``is_damaged`` says that a
-    copy of our own part, or one of the numbers, is not what was written.
+    that delivered and placed nothing, whose deliveries the log tells. They are also those that we
+    wrote, or zeros, where one is what nobody writes. ``is_damaged`` says that a copy of our own
+    part, or one of the numbers, is not what was written.
     """
 
     numbers: TimerCheckpoint
@@ -219,14 +222,16 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
     """
     copies = [_decode_copy(content, place) for place in OWN_PLACES]
     known = [copy for copy in copies if copy is not None]
+    numbers = attrs.asdict(checkpoint)
+    if not all(0 <= value < _NEVER_REACHED for value in numbers.values()):
+        written, own = known[0] if known else (TimerCheckpoint(), None)
+        return FoundCheckpoint(written, own, written.last_read_time_ms, is_damaged=True)
     hand_ms = checkpoint.last_read_time_ms
     if not known:
         was_there = any(content[OWN_PLACES[0] : OWN_PLACES[-1] + OWN_CHECKPOINT.size])
         return FoundCheckpoint(checkpoint, None, hand_ms, is_damaged=was_there)
     written, own = known[0]
-    differing = [
-        name for name, value in attrs.asdict(checkpoint).items() if value != getattr(written, name)
-    ]
+    differing = [name for name, value in numbers.items() if value != getattr(written, name)]
     if len(differing) > 1:
         return FoundCheckpoint(checkpoint, _unknown(own), hand_ms, is_damaged=None in copies)
     may_be_a_broker = hand_ms > written.last_read_time_ms

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who reads a wheel whose `config/timercheck` has a flipped bit, or whose units lost a link, lists
-what is pending or refuses; all who refuse go by one rule, and `check` says why.
+what is pending or refuses; all who refuse go by one rule, and `check` says why. An engine delivers
+each message once, whatever the file holds.
 """
 
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from migrate.look.pending import pending_messages
 from migrate.source.sources import waiting_in_wheel
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
 from timer_wheel import WheelStore
-from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT, TIMER_CHECKPOINT_FILE_BYTES
 from timer_wheel.format.timer_log import TIMER_UNIT
 
 START_MS = 1_793_000_000_437
@@ -72,6 +74,27 @@ def test_a_flipped_bit_of_a_checkpoint_neither_hides_nor_doubles_what_is_pending
     assert refused > 0
     file.write_bytes(whole)
     assert waiting_in_wheel(root) == COUNT - 3
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 40, 64])
+@pytest.mark.parametrize("length", [16, 56, 256, TIMER_CHECKPOINT_FILE_BYTES])
+def test_a_garbled_checkpoint_loses_nothing_and_repeats_nothing(
+    store: Path, start: int, length: int
+) -> None:
+    """Its numbers are none that anybody writes, and our own part may be gone with them."""
+    file, rng = store / "config" / "timercheck", random.Random(start + length)
+    content = bytearray(file.read_bytes())
+    content[start : start + length] = rng.randbytes(len(content[start : start + length]))
+    file.write_bytes(content)
+    later_ms = NOW_MS + 30_000  # some of what was pending is due when the store is opened
+    found = {each.code for each in check_store(store, CheckOptions(now_ms=later_ms)).findings}
+    assert ("timercheck-damaged" in found) == (start < TIMER_CHECKPOINT.size)
+    clock = ManualClock(later_ms)
+    with WheelStore.open(store, clock=clock) as opened:
+        assert "config/timercheck" in {each.where for each in opened.check()}
+        clock.tick(COUNT * 10_000)
+        delivered = Counter(each.message.unique_key for each in opened.advance(clock.now_ms()))
+    assert delivered == Counter(f"KEY{number}" for number in range(3, COUNT))
 
 
 def test_a_broken_link_hides_no_message_in_silence(
