@@ -88,6 +88,9 @@ class Life:
     """The first and last of its times since the last flush, if it was rescheduled."""
     replaced_by: Life | None = None
     """Of a receipt that names nothing any more: the message that it named before that moved."""
+    may_count_as_delivered: bool = False
+    """It was cancelled on a level whose offset went on; the power took what says so of its entry.
+    """
 
     @property
     def place(self) -> int:
@@ -161,6 +164,8 @@ class Asked:
         right: set[Cancellation] = set()
         if frozenset({CANCELLED}) in fates:
             right |= {Cancellation.CANCELLED, Cancellation.NEVER_EXISTED}
+            if any(life.may_count_as_delivered for life in self.meant):
+                right |= {Cancellation.ALREADY_DELIVERED}
         if frozenset({DELIVERED}) in fates:
             right |= {Cancellation.ALREADY_DELIVERED}
             right |= {Cancellation.NEVER_EXISTED} if forgets else set()
@@ -417,6 +422,7 @@ class Account:
         self.lives = [each for each in self.lives if not _may_name_again(each)]
         for life in self.lives:
             life.may_be_back()
+            life.may_count_as_delivered |= life.family == "levels" and CANCELLED in life.since
             life.become(life.since)
             if ABSENT in life.may:  # a batch that nobody flushed may be there in part
                 self._batches += 1

@@ -24,6 +24,8 @@ FAILED_ONCE: Final = {
     "units-are-put-behind-a-hand-that-is-not-on-the-disk": 5_018_242,
     "a-repeated-delivery-was-cancelled-beside-others": 5_020_369,
     "an-entry-leads-to-the-record-of-another": 5_022_093,
+    "a-level-went-on-behind-a-cancel-that-the-power-took": 7_000_756,
+    "nobody-advanced-a-wheel-for-longer-than-a-broker-reads-back": 7_000_962,
 }
 """What was wrong, and the seed that met it."""
 
