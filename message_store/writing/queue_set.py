@@ -6,6 +6,7 @@ take the size of the existing ones.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ class QueueSet:
     def __init__(self, root: StoreRoot, default_file_bytes: int) -> None:
         self._root = root
         self._identity = identity_of(root.path)  # its directory may be moved while it is open
-        self._file_bytes = queue_file_bytes(root, default_file_bytes)
+        self._file_bytes = usual_queue_bytes(root) or default_file_bytes
         self._queues: dict[tuple[str, int], LiveQueue] = {}
         self._by_topic: dict[str, list[LiveQueue]] = {}
         self._opened_files = 0
@@ -77,8 +78,8 @@ class QueueSet:
         )
         if segments.starts and segments.file_bytes != self._file_bytes:
             raise SourceError(
-                f"{directory}: files of {segments.file_bytes} bytes, where other queues have"
-                f" {self._file_bytes}"
+                f"{directory}: files of {segments.file_bytes} bytes, where queues have files of"
+                f" {self._file_bytes}; take them from a backup, or remove them to have them rebuilt"
             )
         return LiveQueue(topic, queue_id, segments)
 
@@ -127,18 +128,14 @@ def _queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
     ]
 
 
-def queue_file_bytes(root: StoreRoot, default_file_bytes: int) -> int:
-    """The size of a store's queue files; ``default_file_bytes`` where it has none.
-
-    Raises SourceError for a size that is no multiple of a queue unit.
+def usual_queue_bytes(root: StoreRoot) -> int | None:
+    """The length of most queue files of a store, of those that hold whole units; of two that are as
+    frequent the greater one. None where there is no such file.
     """
-    for _, _, directory in _queue_directories(root):
-        lengths = [segment.length_bytes for segment in list_segments(directory)]
-        if lengths and lengths[0] % QUEUE_UNIT.size:
-            raise SourceError(
-                f"{directory}: a file of {lengths[0]} bytes was cut short: no multiple of"
-                f" {QUEUE_UNIT.size}; take it from a backup, or remove it to have it rebuilt"
-            )
-        if lengths and lengths[0]:
-            return lengths[0]
-    return default_file_bytes
+    lengths = Counter(
+        segment.length_bytes
+        for _, _, directory in _queue_directories(root)
+        for segment in list_segments(directory)
+        if segment.length_bytes and not segment.length_bytes % QUEUE_UNIT.size
+    )
+    return max(lengths, key=lambda length: (lengths[length], length), default=None)

@@ -70,6 +70,11 @@ QUEUE_LOST = error(
     "take timerlog and timerwheel from the backup that config/timercheck is from. Without one,"
     " remove all three: the broker then delivers everything in the timer queue once more",
 )
+QUEUE_ASTRAY = error(
+    "timer-queue-astray",
+    "a broker passes over them: their messages are never delivered",
+    "open the store with WheelStore, which looks for them in the log, and close it",
+)
 PLACED_AGAIN = error(
     "timer-placed-again",
     "a broker puts them on the wheel a second time and delivers duplicates",
@@ -143,6 +148,9 @@ def check_wheel(snapshot: StoreSnapshot) -> Iterator[Finding]:
     state = snapshot.wheel
     if snapshot.wheel_problem is not None:
         yield WHEEL_UNREADABLE.at("the wheel", snapshot.wheel_problem)
+    if state is not None and state.astray_count and not snapshot.is_running:
+        entries = counted(state.astray_count, "entry that is to be placed leads", "entries lead")
+        yield QUEUE_ASTRAY.at("timer queue", f"{entries} to no record")
     if state is None or snapshot.is_hierarchical:
         return
     with SegmentReader(snapshot.root.timer_log) as log:

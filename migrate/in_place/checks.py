@@ -35,7 +35,7 @@ from message_store.reading.commit_log import find_log_end, first_store_times
 from message_store.reading.consume_queue import read_last_entry, read_queue
 from message_store.reading.indexed_end import find_indexed_end
 from message_store.writing.losses import require_whole_log
-from message_store.writing.queue_set import queue_file_bytes
+from message_store.writing.queue_set import usual_queue_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.changes.note import Ends
 from migrate.settings import TargetSettings
@@ -146,7 +146,7 @@ def file_sizes(root: StoreRoot) -> StoreSettings:
     log_bytes = require_appendable(list_segments(root.commit_log), defaults.commit_log_file_bytes)
     return StoreSettings(
         commit_log_file_bytes=log_bytes,
-        queue_file_bytes=queue_file_bytes(root, defaults.queue_file_bytes),
+        queue_file_bytes=usual_queue_bytes(root) or defaults.queue_file_bytes,
     )
 
 

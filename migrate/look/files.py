@@ -23,6 +23,8 @@ from message_store.files.small_files import (
 )
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import engines_in, hierarchy_mark
+from message_store.writing.queue_set import usual_queue_bytes
+from message_store.writing.settings import StoreSettings
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.format.metrics import TIMER_METRICS_NAME
 
@@ -142,14 +144,10 @@ def file_rows(store: StoreRoot) -> Iterator[SegmentReader]:
     yield SegmentReader(store.timer_log, _usual_length(list_segments(store.timer_log)))
     if queue_database(store.path) is not None:
         return
-    queues = [
-        queue
-        for topic in list_directories(store.consume_queues)
-        for queue in list_directories(topic)
-    ]
-    usual_bytes = _usual_length(segment for queue in queues for segment in list_segments(queue))
-    for queue in queues:
-        yield SegmentReader(queue, usual_bytes or _usual_length(list_segments(queue)))
+    queue_bytes = usual_queue_bytes(store) or StoreSettings().queue_file_bytes
+    for topic in list_directories(store.consume_queues):
+        for queue in list_directories(topic):
+            yield SegmentReader(queue, queue_bytes)
 
 
 def _usual_length(segments: Iterable[Segment]) -> int | None:

@@ -45,7 +45,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import is_filled, is_pre_blank
 from message_store.reading.indexed_end import find_indexed_end
 from message_store.reading.unfinished_change import refuse_unfinished_change
-from message_store.writing.queue_set import queue_file_bytes
+from message_store.writing.queue_set import usual_queue_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.plain.moved_records import MovedRecords, move_records
 from migrate.progress import Progress, no_progress
@@ -158,7 +158,7 @@ def _make(
         _move_timers(root, staged, moved, log.min_offset)
         settings = StoreSettings(
             commit_log_file_bytes=log.file_bytes,
-            queue_file_bytes=queue_file_bytes(root, StoreSettings().queue_file_bytes),
+            queue_file_bytes=usual_queue_bytes(root) or StoreSettings().queue_file_bytes,
             retention_ms=_FOREVER_MS,
         )
     _copy_small_files(root, staged)

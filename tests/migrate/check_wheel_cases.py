@@ -139,6 +139,15 @@ def skipped(builder: WheelStoreBuilder) -> None:
     builder.put_and_place(SOON_MS + 9_000)
 
 
+def put_behind(builder: WheelStoreBuilder) -> None:
+    builder.put(SOON_MS)
+
+
+def astray(root: Path) -> None:
+    """A bit of the last entry's offset is wrong."""
+    flip(root / "consumequeue/rmq_sys_wheel_timer/0" / ("0" * 20), 3 * 20 + 6, 0)
+
+
 def long_key(root: Path) -> object:
     with patch.object(wheel_store_builder, "LOG_FILE_BYTES", 1 << 16):
         builder = WheelStoreBuilder(root)
@@ -213,6 +222,11 @@ CASES = [
         code="timer-queue-blocked",
         make=then(wheel(blocked, queued=3), lambda root: (root / "abort").touch()),
         says="queue offset 3 has no due time; 1 entry is behind",
+    ),
+    Case(
+        code="timer-queue-astray",
+        make=then(wheel(put_behind, last_queue_offset=3, queued=4), astray),
+        says="1 entry that is to be placed leads to no record",
     ),
     Case(code="timer-queue-lost", make=wheel(skipped), says="to 1 message before queue offset 5"),
     Case(code="timer-placed-again", make=wheel(master_queue_offset=0), says="3 entries from 0 on"),

@@ -120,13 +120,14 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         is_there = in_index.commit_log_offset >= commit_log.min_offset
         from_queue_offset = 0 if after_crash else max(0, placed_end)
         queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-        in_queue, blocking = waiting_in_queue(queue, commit_log, placed_end)
+        in_queue, blocking, astray_count = waiting_in_queue(queue, commit_log, placed_end)
         timers = in_index.rows(is_there).followed_by(_by_promise(in_queue, slot_ms))
         done_count = 0
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
             since = read_log_since(root, commit_log, first_ms, queue)
-            timers = timers.followed_by(since.not_in_queue)
+            unknown = ~np.isin(since.not_in_queue.commit_log_offset, timers.commit_log_offset)
+            timers = timers.followed_by(since.not_in_queue.rows(unknown))
             recalled_at = _cancelled(timers, commit_log).recalled_at
             units = read_units(log, 0)
             timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at)
@@ -148,6 +149,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         blocking=blocking,
         shared_positions=int64s([]),
         timeline=None,
+        astray_count=astray_count,
     )
 
 

@@ -157,7 +157,7 @@ class Outstanding:
     """Messages and delete markers that are pending, and what was left out of them.
 
     ``resume_queue_offset`` is where a broker reads the timer queue on; ``placed_again_count``
-    entries behind that have units already.
+    entries behind that have units already, ``astray_count`` lead to no record.
     """
 
     timers: PendingTimers
@@ -167,6 +167,7 @@ class Outstanding:
     done_already_count: int = 0
     expired_count: int = 0
     placed_again_count: int = 0
+    astray_count: int = 0
 
 
 def outstanding(
@@ -202,7 +203,7 @@ def outstanding(
     may_read_log = after_crash or timeline is not None
     from_queue_offset = 0 if may_read_log else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-    waiting, blocking = waiting_in_queue(queue, commit_log, first_unread)
+    waiting, blocking, astray_count = waiting_in_queue(queue, commit_log, first_unread)
     again_count = 0 if after_crash else int(_are_placed(waiting, units).sum())
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
@@ -221,7 +222,9 @@ def outstanding(
     if since is not None:
         recalled_at = cancelled_of(timers).recalled_at
         timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at)
-    return Outstanding(timers, timeline, resume, blocking, done_count, expired_count, again_count)
+    return Outstanding(
+        timers, timeline, resume, blocking, done_count, expired_count, again_count, astray_count
+    )
 
 
 def _first_ms(timers: PendingTimers) -> int:

@@ -28,7 +28,8 @@ class WheelState:
     ``expired_count`` units point to records that retention has deleted. ``blocking`` are queue
     entries that a broker cannot get past, ``shared_positions`` units that it would
     deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
-    the wheel, and the checkpoint lets a broker place them once more. ``unlinked_count`` units are
+    the wheel, and the checkpoint lets a broker place them once more. ``astray_count`` entries that
+    have to be placed lead to no record. ``unlinked_count`` units are
     in slots to come, and no chain reaches them (0 ``after_crash``: they may be of what is done).
     ``unreachable_count`` messages are in slots further back than a broker that starts reads (0 as
     well).
@@ -51,6 +52,7 @@ class WheelState:
     shared_positions: Int64Array
     timeline: Timeline | None
     placed_again_count: int = 0
+    astray_count: int = 0
     unlinked_count: int = 0
     unreachable_count: int = 0
     checkpoint_damage: str | None = None
@@ -64,6 +66,12 @@ class WheelState:
             doubts.append(
                 f"config/timercheck lets a broker place {again} on the wheel a second time: take it"
                 " from the backup that the rest is from"
+            )
+        if self.astray_count:
+            entries = counted(self.astray_count, "entry leads", "entries lead")
+            doubts.append(
+                f"timer queue: {entries} to no record: a broker loses those messages. `delaywheel"
+                " run` looks for them in the log"
             )
         if self.unlinked_count:
             units = counted(self.unlinked_count, "unit is", "units are")

@@ -69,21 +69,24 @@ def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) 
 
 def waiting_in_queue(
     queue: QueueEntries, commit_log: SegmentReader, from_queue_offset: int
-) -> tuple[PendingTimers, Blocking]:
-    """The messages from an offset of the timer queue on, and the entries that stop a broker.
+) -> tuple[PendingTimers, Blocking, int]:
+    """The messages from an offset of the timer queue on, the entries that stop a broker, and how
+    many others lead to no record of the log.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
     skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
     from placing anything behind it, and is in the second part of the answer.
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)
-    entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
-    found = (
-        (queue_offset, offset, size_bytes, record)
-        for queue_offset, (offset, size_bytes) in enumerate(entries, queue.first_queue_offset)
+    is_there = ~queue.is_pre_blank & (queue.commit_log_offset >= commit_log.min_offset)
+    rows = np.flatnonzero(is_there)
+    places = zip(queue.commit_log_offset[rows].tolist(), queue.size_bytes[rows].tolist(), strict=True)
+    found = [
+        (queue.first_queue_offset + row, offset, size_bytes, record)
+        for row, (offset, size_bytes) in zip(rows.tolist(), places, strict=True)
         if (record := record_at(commit_log, offset, size_bytes)) is not None
-    )
-    return to_be_placed(found)
+    ]
+    return *to_be_placed(found), len(rows) - len(found)
 
 
 def to_be_placed(

@@ -242,6 +242,7 @@ def read_wheel_store(
         shared_positions=shared_positions,
         timeline=left.timeline,
         placed_again_count=left.placed_again_count,
+        astray_count=left.astray_count,
         unlinked_count=len(np.setdiff1d(alone, timers.commit_log_offset)),
         unreachable_count=int(is_lost.sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),

@@ -207,7 +207,7 @@ def test_a_queue_file_that_was_cut_short_does_not_decide_how_long_queue_files_ar
     store.close()
     file = tmp_path / "consumequeue" / "orders" / "0" / ("0" * 20)
     os.truncate(file, 110)
-    with pytest.raises(SourceError, match="no multiple of 20"):
+    with pytest.raises(SourceError, match="files of 110 bytes, where queues"):
         opened(tmp_path)
     assert file.stat().st_size == 110
 
