@@ -145,10 +145,14 @@ def _wrong_due_times(
     So a single flipped bit shows, because no power of two is a multiple of a thousand; and the
     delay of another level table does not, because a message keeps its due time. What is due at once
     is due when it was stored. 4.9 leaves the hash of a tag where it has rebuilt a queue.
+
+    A record that was stored when nothing can have been tells nothing of a time that can be right.
     """
-    delays_ms = units["tags_code"].astype(np.int64) - stored_ms
-    delay_ms = live.levels.delay_ms(level)
+    due_ms, now_ms = units["tags_code"].astype(np.int64), live.clock.now_ms()
+    delays_ms, delay_ms = due_ms - stored_ms, live.levels.delay_ms(level)
     is_wrong = (delays_ms < 0) | (delays_ms % WHOLE_DELAY_MS != 0)
+    is_possible = (due_ms > PLAUSIBLE_DUE_MS) & (due_ms <= now_ms + delay_ms)
+    is_wrong &= ~is_possible | ((stored_ms > PLAUSIBLE_DUE_MS) & (stored_ms <= now_ms))
     rows = np.flatnonzero((stored_ms != NO_TIME) & is_wrong & (delays_ms != delay_ms))
     right = units[rows]
     right["tags_code"] = stored_ms[rows] + delay_ms  # as 64 bits have it

@@ -73,16 +73,25 @@ def record_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> Stored
 
     None where there is none; a broker drops such a message silently.
     """
-    head = head_layout(0)
+    if not is_size_at(commit_log, offset, size_bytes):
+        return None
     try:
-        if head.decode_at(commit_log.read_at(offset, head.size), 0)["size_bytes"] != size_bytes:
-            return None
         segment = commit_log.segment_at(offset)
         if segment is None or offset + size_bytes > segment.start_offset + segment.length_bytes:
             return None
         return decode_message_at(commit_log.read_at(offset, size_bytes), check_crc=False)
     except FormatError:
         return None
+
+
+def is_size_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> bool:
+    """Whether what begins there says that it is of this size."""
+    head = head_layout(0)
+    try:
+        found = head.decode_at(commit_log.read_at(offset, head.size), 0)
+    except FormatError:
+        return False
+    return bool(found["size_bytes"] == size_bytes)
 
 
 def pending_records(

@@ -20,7 +20,7 @@ from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_M
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
-from timer_wheel.reading.pending_timers import Blocking, PendingTimers, record_at
+from timer_wheel.reading.pending_timers import Blocking, PendingTimers, is_size_at, record_at
 
 SEARCHED_ENTRIES = 20_000
 """How far down the queue a broker looks for the entry of the last unit's record."""
@@ -71,7 +71,7 @@ def waiting_in_queue(
     queue: QueueEntries, commit_log: SegmentReader, from_queue_offset: int
 ) -> tuple[PendingTimers, Blocking, int]:
     """The messages from an offset of the timer queue on, the entries that stop a broker, and how
-    many others lead to no record of the log.
+    many lead to where no record of their size begins.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
     skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
@@ -80,13 +80,14 @@ def waiting_in_queue(
     queue = queue.slice(from_queue_offset, queue.queue_max)
     is_there = ~queue.is_pre_blank & (queue.commit_log_offset >= commit_log.min_offset)
     rows = np.flatnonzero(is_there)
-    places = zip(queue.commit_log_offset[rows].tolist(), queue.size_bytes[rows].tolist(), strict=True)
-    found = [
-        (queue.first_queue_offset + row, offset, size_bytes, record)
-        for row, (offset, size_bytes) in zip(rows.tolist(), places, strict=True)
-        if (record := record_at(commit_log, offset, size_bytes)) is not None
-    ]
-    return *to_be_placed(found), len(rows) - len(found)
+    offsets, sizes = queue.commit_log_offset[rows].tolist(), queue.size_bytes[rows].tolist()
+    found, astray_count = [], 0
+    for row, offset, size_bytes in zip(rows.tolist(), offsets, sizes, strict=True):
+        record = record_at(commit_log, offset, size_bytes)
+        if record is not None:
+            found.append((queue.first_queue_offset + row, offset, size_bytes, record))
+        astray_count += not is_size_at(commit_log, offset, size_bytes)
+    return *to_be_placed(found), astray_count
 
 
 def to_be_placed(

@@ -320,7 +320,7 @@ def _right_times(
         ways = ways or [(begin_ms, min(parked_ms, floor_ms(out_ms, width_ms)) - begin_ms)]
     else:
         ways = [way for way in one_bit if sum(way) == out_ms]
-        if not ways and has_hole and out_ms // width_ms in slots:
+        if not ways and out_ms // width_ms in slots:
             ways = [(placed_ms, out_ms - placed_ms)]
         if not ways and not is_whole:
             # It was put into a slot that was over then, or was due at once on an older wheel.
