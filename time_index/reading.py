@@ -56,8 +56,8 @@ def pending_in_time_index(root: StoreRoot) -> Units:
     with open_log(root) as log:
         LogWalk(log, known_end=queue.indexed_end).run(_first_record(queue, log), visit)
         found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))
+        found = found[:, found[DUE] >= 0]
         unread = _unread(queue, log, found)
-    found = found[:, found[DUE] >= 0]
     units = Units(
         np.concatenate([found[DUE], np.full(len(unread), UNREAD_MS)]),
         np.concatenate([found[OFFSET], unread["commit_log_offset"]]).astype(np.int64),
@@ -85,7 +85,7 @@ def _unread(queue: QueueEntries, log: SegmentReader, found: Int64s) -> UnitArray
     rows = np.flatnonzero(is_lost)
     if not len(rows):
         return queue.units[:0]
-    others = np.setdiff1d(found[OFFSET][found[DUE] >= 0], offsets)
+    others = np.setdiff1d(found[OFFSET], offsets)
     last = int(offsets[~is_lost].max(initial=0))
     near = others[: np.searchsorted(others, last) + len(rows)]  # behind them no entry was lost
     records = (record_at(log, int(offset)) for offset in near)

@@ -14,6 +14,7 @@ from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
 from migrate.check.delete_markers import needless_entries, out_ms_of
 from migrate.check.snapshot import StoreSnapshot
+from migrate.look.pending import UNREADABLE, pending_messages
 from time_index.reading import UNREAD_MS, has_time_index, pending_in_time_index
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
@@ -361,11 +362,14 @@ def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Pending messages where no broker looks. Raises FormatError and SourceError."""
     if not has_time_index(snapshot.root):
         return
-    due_ms = pending_in_time_index(snapshot.root).due_ms
-    if unread := int((due_ms == UNREAD_MS).sum()):
+    units = pending_in_time_index(snapshot.root)
+    listed = pending_messages(snapshot.root.path, UNREADABLE, now_ms=snapshot.now_ms)
+    is_unread = units.due_ms == UNREAD_MS
+    is_unread |= np.isin(units.offsets, [each.commit_log_offset for each in listed])
+    if unread := int(is_unread.sum()):
         problem = counted(unread, "message cannot be read", "messages cannot be read")
         yield TIME_INDEX_UNREAD.at("delaywheel/time-index", problem)
-        due_ms = due_ms[due_ms != UNREAD_MS]
+    due_ms = units.due_ms[~is_unread]
     problem = counted(len(due_ms), "message waits", "messages wait") + " there"
     if len(due_ms):
         problem += f", the next due {when(int(due_ms[0]), snapshot.now_ms)}"

@@ -95,6 +95,10 @@ class PendingFilter:
         return chosen
 
 
+UNREADABLE: Final = PendingFilter(topic="")
+"""No message has this topic: only what cannot be read is listed."""
+
+
 def pending_messages(
     path: Path,
     wanted: PendingFilter = PendingFilter(),

@@ -25,6 +25,8 @@ FAILED_ONCE: Final = {
     "a-repeated-delivery-was-cancelled-beside-others": 5_020_369,
     "an-entry-leads-to-the-record-of-another": 5_022_093,
     "a-level-went-on-behind-a-cancel-that-the-power-took": 7_000_756,
+    "an-opening-is-stopped-after-the-power-was-lost": 7_005_468,
+    "a-wheel-tells-its-width-by-files-that-are-made-for-it": 7_007_067,
     "nobody-advanced-a-wheel-for-longer-than-a-broker-reads-back": 7_000_962,
 }
 """What was wrong, and the seed that met it."""

@@ -404,6 +404,7 @@ class World:
         is_a_broker_s = self.owner.engine == "wheel" and self.is_ours_alone and queue.exists()
         if not is_a_broker_s or self._lacks_files:
             return
+        is_power_cut |= self._lacks_entries  # and no opening has come to its end since
         look = partial(
             look_as_a_broker,
             self.root,

@@ -158,7 +158,6 @@ def _other_width(store: LiveStore, known_ms: int, asked_ms: int) -> UnsupportedS
 
 def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
     """The index of a store that is new, or was that of a wheel in files."""
-    remove_index(index_path(store.root))
     asked_ms = settings.precision_ms
     default_ms = DEFAULT_PRECISION_MS if asked_ms == TO_THE_MILLISECOND else asked_ms
     found = take_over(store, default_ms)
@@ -167,6 +166,7 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
         if found.waits_for_slot_ends:
             raise _other_width(store, slot_ms, asked_ms)
         slot_ms = asked_ms
+    remove_index(index_path(store.root))
     db = IndexDb(index_path(store.root))
     try:
         state = _nothing(store, Active(asked_ms, slot_ms))
