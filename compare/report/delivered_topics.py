@@ -35,14 +35,12 @@ def read_delivered(path: Path, topics: Sequence[str]) -> Delivered:
     """
     root = StoreRoot(path)
     offsets, sizes = _entries(root, topics)
-    pieces = [Delivered.nothing()]
     with open_log(root) as log:
-        for buffer, starts in _windows(log, offsets, sizes):
-            pieces += [_numbered(batch) for batch in _decoded(buffer, starts)]
-    return Delivered(
-        np.concatenate([piece.number for piece in pieces]),
-        np.concatenate([piece.stored_ms for piece in pieces]),
-    )
+        return Delivered.of(
+            _numbered(batch)
+            for buffer, starts in _windows(log, offsets, sizes)
+            for batch in _decoded(buffer, starts)
+        )
 
 
 def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:

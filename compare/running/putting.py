@@ -2,7 +2,6 @@
 """Puts a workload's messages into a store: few singly, many as a batch; notes refusals."""
 
 import attrs
-import numpy as np
 
 from compare.running.engine_watch import EngineWatch
 from compare.running.observation import NOT_TAKEN
@@ -53,11 +52,11 @@ class Putter:
         batch = self.maker.batch(first, last)
         due_ms = self.watch.workload.due_ms[first:last]
         try:
-            with self.watch.putting():
+            with self.watch.puts:
                 receipt = store.schedule_batch(batch, due_ms)
         except UnsupportedDelayError:
             return False
-        self.watch.took(slice(first, last), receipt.promised_ms)
+        self.watch.took(first, receipt.promised_ms, int(receipt.promised_ms.max()))
         return True
 
     def _put_singly(self, store: DelayStore, first: int, last: int) -> None:
@@ -66,11 +65,11 @@ class Putter:
             self.next = number
             message = self._message(number)
             try:
-                with self.watch.putting():
+                with self.watch.puts:
                     receipt = store.schedule(message, AtMs(due))
             except UnsupportedDelayError:
                 continue
-            self.watch.took(slice(number, number + 1), np.array([receipt.promised_ms]))
+            self.watch.took(number, (receipt.promised_ms,), receipt.promised_ms)
 
     def _message(self, number: int) -> Message:
         """One message; they are made some at a time."""

@@ -86,6 +86,8 @@ def test_the_engines_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert all(value > 0 for value in found.values())
     [steady] = measured["steady"]
     assert (steady["sent"], steady["delivered"], steady["early"]) == (800, 800, 0)
+    assert 0 <= steady["stored - promised"]["0"] <= steady["seen - promised"]["100"]
+    assert min(steady["reached a second"], steady["longest schedule ms"]) > 0
     assert {run["engine"] for run in measured["opening"]} == {"levels", "wheel"}
     for opened in measured["opening"]:
         assert opened["disk bytes"]["commitlog"] > 256_000
