@@ -105,12 +105,12 @@ class WallRun:
         putter.put(self.store, int(np.searchsorted(workload.arrival_ms, workload.start_ms)))
         self._over.wait(max(0, workload.start_ms - self._clock.now_ms()) / 1_000)
         self.watch.begin()
-        putter.one_by_one = self.settings.puts_one_by_one
-        total = len(workload)
+        total, one_by_one = len(workload), self.settings.puts_one_by_one
         while putter.next < total and not self._over.is_set():
             owed = int(np.searchsorted(workload.arrival_ms, self._clock.now_ms(), "right"))
             if owed > putter.next:
-                putter.put(self.store, min(owed, putter.next + _MOST_AT_ONCE))
+                last = min(owed, putter.next + _MOST_AT_ONCE)
+                putter.put(self.store, last, one_by_one=one_by_one)
             else:
                 self._clock.sleep_ms(_PRODUCER_NAP_MS)
         self._all_put.set()

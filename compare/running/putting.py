@@ -19,25 +19,25 @@ _AHEAD = 1_024
 @attrs.define(eq=False)
 class Putter:
     """Puts messages in order; ``next`` is the first that is still to be put. Their making is not
-    timed. With ``one_by_one`` there are no batches, however many are owed.
+    timed.
     """
 
     maker: MessageMaker
     watch: EngineWatch
-    one_by_one: bool = False
     next: int = 0
     _ahead: list[Message] = attrs.field(factory=list)
     _ahead_first: int = 0
 
-    def put(self, store: DelayStore, last: int) -> int | None:
+    def put(self, store: DelayStore, last: int, *, one_by_one: bool = False) -> int | None:
         """Put all messages up to number ``last``; the earliest promise of those that were taken.
+        With ``one_by_one`` there are no batches, however many are owed.
 
         Raises what the store raises, but for what it cannot keep: that is not taken.
         """
         begun = self.next
         while self.next < last:
             until = min(last, self.next + PUT_AT_ONCE)
-            is_few = self.one_by_one or until - self.next <= MOST_PUT_ONE_BY_ONE
+            is_few = one_by_one or until - self.next <= MOST_PUT_ONE_BY_ONE
             if is_few or not self._put_batch(store, self.next, until):
                 self._put_singly(store, self.next, until)
             self.next = until

@@ -38,14 +38,12 @@ from tools.generate_performance import (
     conversion_table,
     groups_table,
     memory_table,
-    race_tables,
     read_results,
-    reopenings_table,
     shapes_table,
-    waiting_table,
 )
 from tools.performance_bars import bars_table
 from tools.race_sample import sample_page
+from tools.race_tables import race_tables, reopenings_table, waiting_table
 
 pytestmark = pytest.mark.check
 
