@@ -12,47 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from benchmarks.engines.loads import OpenStore, bodies, open_hierarchy, open_wheel
+from benchmarks.engines.lateness import Steady, steady
 from benchmarks.engines.opening import in_a_process, opening
-from benchmarks.engines.steady import Steady, steady
 from benchmarks.machine import RESULTS, facts, keeping, prewarm
 from compare.running.work_files import forget_pages
-from message_store import Clock, DelayStore, MessageBatch
-
-_DUE_BYTES = 8
-_PIECE = 250_000
-
-
-def with_backlog(open_store: OpenStore, wanted: Steady) -> OpenStore:
-    """Opens a store that already holds what a long run at this rate would have left waiting."""
-
-    def opened(path: Path, clock: Clock, precision_ms: int) -> DelayStore:
-        store = open_store(path, clock, precision_ms)
-        rng = np.random.default_rng(5)
-        least, longest = wanted.least_delay_ms, wanted.longest_delay_ms
-        # Of those sent before, so many are due at a time as have a delay that reaches beyond it.
-        count = int(wanted.rate * (least + longest) / 2_000)
-        delays = rng.uniform(least, longest, 3 * count)
-        sent_before = rng.uniform(0, longest, 3 * count)
-        left_ms = (delays - sent_before)[delays > sent_before][:count].astype(np.int64)
-        for begin in range(0, len(left_ms), _PIECE):
-            due_ms = clock.now_ms() + 1_000 + left_ms[begin : begin + _PIECE]
-            store.schedule_batch(_stamped(due_ms, wanted.body_bytes), due_ms)
-            store.advance(clock.now_ms())
-        store.flush()
-        return store
-
-    return opened
-
-
-def _stamped(due_ms: "np.ndarray[Any, np.dtype[np.int64]]", body_bytes: int) -> MessageBatch:
-    given = bodies(1_024, body_bytes - _DUE_BYTES)
-    body = [ms.to_bytes(_DUE_BYTES, "big") + given[ms & 0x3FF] for ms in due_ms.tolist()]
-    topic = pa.array(["OrderTimeout"] * len(body))
-    return MessageBatch.from_arrow(pa.table({"topic": topic, "body": pa.array(body, pa.binary())}))
 
 
 def steady_runs(options: argparse.Namespace, place: Path, found: list[dict[str, Any]]) -> None:
@@ -63,25 +26,24 @@ def steady_runs(options: argparse.Namespace, place: Path, found: list[dict[str, 
         "rate": options.rate,
         "seconds": options.seconds,
         "body_bytes": options.body_bytes,
-        "waits_for_all": False,
+        "leaves_pending": True,
     }
+    far: dict[str, Any] = {"least_delay_ms": 86_400_000, "longest_delay_ms": 172_800_000}
     delayed: dict[str, Any] = {
         "least_delay_ms": 30_000,
         "longest_delay_ms": options.longest_delay_ms,
+        "begins_full": True,
     }
-    far: dict[str, Any] = {"least_delay_ms": 86_400_000, "longest_delay_ms": 172_800_000}
-    runs: list[tuple[str, OpenStore, Steady]] = [
-        ("ordinary messages", open_hierarchy, Steady(precision_ms=1_000, **common, **far))
+    runs: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("ordinary messages", "hierarchy", 1_000, far),
+        *(("hierarchy", "hierarchy", each_ms, delayed) for each_ms in options.precisions),
+        ("wheel in files", "wheel", 1_000, delayed),
     ]
-    for precision_ms in options.precisions:
-        wanted = Steady(precision_ms=precision_ms, **common, **delayed)
-        runs.append(("hierarchy", with_backlog(open_hierarchy, wanted), wanted))
-    wanted = Steady(precision_ms=1_000, **common, **delayed)
-    runs.append(("wheel in files", with_backlog(open_wheel, wanted), wanted))
-    for name, open_store, wanted in runs:
+    for name, engine, precision_ms, delays in runs:
         prewarm(options.prewarm_bytes)
-        found.append({"what": name} | steady(open_store, place, wanted))
-        print(name, wanted.precision_ms, found[-1]["seen - due"], found[-1]["cpu percent"])
+        wanted = Steady(precision_ms=precision_ms, **common, **delays)
+        found.append({"what": name} | steady(engine, place, wanted))
+        print(name, precision_ms, found[-1]["seen - due"], found[-1]["cpu percent"])
 
 
 def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any]]) -> None:

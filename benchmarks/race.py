@@ -90,11 +90,8 @@ def run(event: Event, rounds: int, directory: Path) -> RaceResults:
 
 
 def figures(results: RaceResults) -> dict[str, Any]:
-    """The JSON of a race without what only pictures need."""
+    """What the tables need of a race."""
     told = results.as_json()
-    for engine in told["engines"].values():
-        for name in ("lateness_curve", "lateness_after_promise_curve", "traffic", "usage"):
-            engine.pop(name, None)
     kept = ("workload", "puts_one_by_one", "engines")
     return {name: told[name] for name in kept} | {"load before": told["machine"]["load before"]}
 

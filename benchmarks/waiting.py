@@ -9,7 +9,7 @@ wait in a store, as ``delaywheel pending --key`` does.
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,57 +79,6 @@ def listings(count: int, directory: Path) -> Iterator[dict[str, Any]]:
                 if found:
                     raise AssertionError(f"{kind}: {found} messages that nobody asked for")
                 yield {"store": kind, "messages": count, "filter": flag, "seconds": took_s}
-
-
-# --- what is kept ---------------------------------------------------------------------------------
-
-OPENING_HEAD = ("engine", "waiting", "it was", "opened in, s", "MB read", "first delivery, s",
-                "messages in it", "MB read for it")  # fmt: skip
-
-
-def opening_rows(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """A row an end and engine, of what ``compare`` says in JSON."""
-    for kind, title in ENDS.items():
-        for name, told in engines.items():
-            for fault in told.get("faults", ()):
-                if fault["kind"] == kind and fault["opening"] is not None:
-                    yield (name, *_opening_row(title, fault["opening"]))
-
-
-def _opening_row(title: str, opening: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{opening['waiting']:,}"
-    yield title
-    yield f"{opening['open_s']:.2f}"
-    yield f"{opening['read_bytes'] / 1e6:,.0f}"
-    yield f"{opening['first_s']:.3f}"
-    yield f"{opening['first_messages']:,}"
-    yield f"{opening['first_read_bytes'] / 1e6:,.0f}"
-
-
-RACE_HEAD = ("engine", "messages", "put, thousand/s", "drained, thousand/s", "woken",
-             "by the time asked: P50 / P99", "wrong", "CPU, %", "private memory, MB",
-             "bytes on disk a message")  # fmt: skip
-
-
-def race_rows(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """A row an engine; of one that did not run, why."""
-    for name, told in engines.items():
-        if why := told.get("unavailable"):
-            yield (name, why, *[""] * (len(RACE_HEAD) - 2))
-            continue
-        late = told["lateness_ms"]
-        yield (
-            name,
-            f"{told['taken']:,}",
-            f"{told['put_per_second'] / 1e3:,.0f}",
-            f"{told['drain_per_second'] / 1e3:,.0f}",
-            f"{told['woken']:,}",
-            " / ".join(f"{late[each] / 1e3:,.1f} s" for each in ("p50", "p99")),
-            f"{told['early'] + told['missing'] + told['duplicates']:,}",
-            f"{told['cpu_percent']:.0f}",
-            f"{told['peak_private_bytes'] / 1e6:,.0f}",
-            f"{told['bytes_on_disk'] / told['taken']:,.0f}",
-        )
 
 
 def arguments() -> argparse.Namespace:

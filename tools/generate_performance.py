@@ -8,11 +8,10 @@ No figure of them is typed by hand. Run by ``make bench`` and ``make docs``.
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import waiting
 from benchmarks.bars import PLAIN
 from benchmarks.machine import RESULTS, spread, table
 from benchmarks.race_sample import SAMPLE
@@ -21,10 +20,10 @@ from tools.on_paper import paper_table
 from tools.peer_tables import absent_table, kills_table, lateness_table, rates_table
 from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 from tools.race_sample import SAMPLE_PAGE, sample_page
+from tools.race_tables import RACES, race_tables, reopenings_table, waiting_table
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 PAGES = (PERFORMANCE_PAGE, PERFORMANCE_PAGE.with_name("MIGRATING.md"))
-RACES = ("race", "race-steady")
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
           "shapes", "fleet", "memory", "power", *RACES, SAMPLE, "groups",
           "peers")  # fmt: skip
@@ -44,53 +43,6 @@ def read_results(directory: Path = RESULTS) -> Results:
 
 
 # --- the engines ----------------------------------------------------------------------------------
-
-
-def race_tables(results: Results) -> str:
-    """Ours beside RocketMQ's own, a row an engine and race."""
-    rows: list[Sequence[str]] = []
-    for name, event, cores in _race_events(results):
-        if is_busy(event["load before"], cores):
-            name += f" (on a busy machine, load {event['load before']})"
-        for engine, told in event["engines"].items():
-            rows.append((name, engine, *_race_row(told)))
-        told_ratios = (
-            f"{what} {each['median']:.2f} × (worst pair {each['worst']:.2f} ×)"
-            for what, each in event["ratios"].items()
-        )
-        if ratios := ", ".join(told_ratios):
-            rows.append(("", "**ours / RocketMQ's**", ratios, *[""] * 5))
-    head = ("race", "engine", "put, thousand/s", "drained, thousand/s",
-            "by the time asked: P50 / P99.9, ms", "by the promise: P50 / P99.9, ms",
-            "wrong", "CPU, %")  # fmt: skip
-    return table(head, rows) if rows else f"The race was {NOT_MEASURED}."
-
-
-def _race_events(results: Results) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """All races of the files, the last of those of one name, and how many cores each had."""
-    found = {
-        name: (name, event, results[file]["facts"]["cores"])
-        for file in RACES
-        for name, event in results.get(file, {}).get("events", {}).items()
-    }
-    yield from found.values()
-
-
-def _race_row(told: Mapping[str, Any]) -> Iterator[str]:
-    if why := told.get("unavailable"):
-        yield from (why, *[""] * 5)
-        return
-    for name in ("put_per_second", "drain_per_second"):
-        rounds = [each[name] / _KILO for each in told["rounds"] if each[name] is not None]
-        yield spread(rounds, 0) if rounds else "–"
-    for late, each_round in (
-        (told["lateness_ms"], ""),
-        (told["lateness_after_promise_ms"], "after_promise_p999_ms"),
-    ):
-        p999 = [value for each in told["rounds"] if (value := each.get(each_round)) is not None]
-        yield "–" if late is None else f"{late['p50']:,.0f} / {spread(p999 or [late['p999']], 0)}"
-    yield f"{told['early'] + told['missing'] + told['duplicates']:,}"
-    yield spread([each["cpu_percent"] for each in told["rounds"]], 0)
 
 
 def drains_table(results: Results) -> str:
@@ -168,23 +120,6 @@ def openings_table(results: Results) -> str:
 
 def _besides(disk_bytes: Mapping[str, int]) -> int:
     return sum(size for part, size in disk_bytes.items() if part != "commitlog")
-
-
-def _waiting(results: Results, rows: Callable[..., Iterator[Sequence[str]]]) -> list[Sequence[str]]:
-    races = results.get("waiting", {}).get("races", ())
-    return [row for race in races for row in rows(race["engines"])]
-
-
-def waiting_table(results: Results) -> str:
-    """Three engines with much in them: filled and emptied."""
-    rows = _waiting(results, waiting.race_rows)
-    return table(waiting.RACE_HEAD, rows) if rows else f"Much that waits was {NOT_MEASURED}."
-
-
-def reopenings_table(results: Results) -> str:
-    """The same engines: opened again, warm and with nothing in the page cache."""
-    rows = _waiting(results, waiting.opening_rows)
-    return table(waiting.OPENING_HEAD, rows) if rows else f"An opening again was {NOT_MEASURED}."
 
 
 def groups_table(results: Results) -> str:

@@ -4,51 +4,21 @@ Arrow columns, and fresh stores to put them into.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from delaywheel import open_store
 from message_store import Clock, DelayStore, Message
 from message_store.columns.byte_column import Int64s
+from message_store.reading.engine_choice import EngineName
 
 START_MS = 1_793_000_000_000
-OpenStore = Callable[[Path, Clock, int], DelayStore]
-"""Opens a store in a directory, by a clock; the number is the wheel's precision in ms."""
-
-
-def open_levels(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStore:
-    """The levels, as they come; they know no precision."""
-    from legacy_levels import LevelStore
-
-    return LevelStore.open(path, clock=clock)
-
-
-def open_wheel(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStore:
-    """The wheel, as it comes."""
-    from timer_wheel import WheelStore
-
-    return WheelStore.open(path, clock=clock, precision_ms=precision_ms)
-
-
-def open_hierarchy(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStore:
-    """The hierarchical wheel; a precision of 1 is to the millisecond."""
-    from timer_wheel import HierarchicalWheelStore
-
-    return HierarchicalWheelStore.open(path, clock=clock, precision_ms=precision_ms)
-
-
-def open_time_index(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStore:
-    """The time index, as it comes; it is to the millisecond whatever precision is asked for."""
-    from time_index import TimeIndexStore
-
-    return TimeIndexStore.open(path, clock=clock)
-
-
-ENGINES: dict[str, OpenStore] = {"levels": open_levels, "wheel": open_wheel}
-ALL_ENGINES = ENGINES | {"hierarchy": open_hierarchy, "time-index": open_time_index}
+ENGINES: tuple[EngineName, ...] = ("levels", "wheel")
+ALL_ENGINES: tuple[EngineName, ...] = (*ENGINES, "hierarchy", "time-index")
 
 _TOPICS = ("OrderTimeout", "PayNotify", "Reminder", "Refund")
 _TAGS = ("create", "pay", "remind", "late")
@@ -79,13 +49,11 @@ def messages_table(count: int, body_bytes: int) -> pa.Table:
 
 
 @contextmanager
-def fresh_store(
-    open_store: OpenStore, directory: Path, clock: Clock, precision_ms: int = 1_000
-) -> Iterator[DelayStore]:
+def fresh_store(engine: EngineName, directory: Path, clock: Clock) -> Iterator[DelayStore]:
     """An empty store that is gone afterwards."""
     path = directory / "store"
     try:
-        with open_store(path, clock, precision_ms) as store:
+        with open_store(path, engine=engine, clock=clock) as store:
             yield store
     finally:
         shutil.rmtree(path, ignore_errors=True)

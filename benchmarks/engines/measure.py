@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.loads import ALL_ENGINES, ENGINES, OpenStore
+from benchmarks.engines.lateness import Steady, steady
+from benchmarks.engines.loads import ALL_ENGINES, ENGINES
 from benchmarks.engines.opening import opening
-from benchmarks.engines.steady import Steady, steady
 from benchmarks.engines.throughput import (
     Round,
     all_levels,
@@ -24,11 +24,12 @@ from benchmarks.engines.throughput import (
     one_level,
 )
 from benchmarks.machine import RESULTS, facts, keeping, prewarm
+from message_store.reading.engine_choice import EngineName
 
 PARTS = ("schedule", "batch", "burst", "levels", "steady", "opening")
 _RECORD_BYTES = 250
 _STEADY_WARM_BYTES = 1 << 30
-_Measure = Callable[[OpenStore, Path, int, int], Round]
+_Measure = Callable[[EngineName, Path, int, int], Round]
 
 
 def throughput(options: argparse.Namespace, place: Path, found: dict[str, Any]) -> None:
@@ -49,7 +50,7 @@ def throughput(options: argparse.Namespace, place: Path, found: dict[str, Any]) 
             for number in range(options.rounds + 1):
                 for engine in options.engines:
                     prewarm(warm_bytes)
-                    took = measure(ALL_ENGINES[engine], place, count, options.body_bytes)
+                    took = measure(engine, place, count, options.body_bytes)
                     if number:  # the first round is thrown away
                         found[name][engine].append(took)
 
@@ -66,7 +67,7 @@ def steady_runs(options: argparse.Namespace, place: Path, found: list[dict[str, 
                 body_bytes=options.body_bytes,
                 longest_delay_ms=options.longest_delay_ms,
             )
-            found.append(steady(ENGINES["wheel"], place, wanted))
+            found.append(steady("wheel", place, wanted))
 
 
 def sending_s(options: argparse.Namespace, rate: int) -> float:
@@ -88,7 +89,7 @@ def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any
 def arguments() -> argparse.Namespace:
     """How much of everything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engines", nargs="+", choices=list(ALL_ENGINES), default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ALL_ENGINES, default=list(ENGINES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--body-bytes", type=int, default=1_024)

@@ -12,14 +12,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.engines.loads import ALL_ENGINES, START_MS, messages_table
+from benchmarks.engines.loads import START_MS, messages_table
 from benchmarks.machine import private_bytes
+from delaywheel import open_store
 from message_store import ManualClock, MessageBatch
 from message_store.base.clock import stopwatch_s
+from message_store.reading.engine_choice import EngineName
 
 _PIECE = 500_000
 _BODY_BYTES = 256
@@ -28,11 +30,11 @@ _PROGRAM = "from benchmarks.engines.opening import main; main()"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def fill(engine: str, path: Path, count: int) -> dict[str, float]:
+def fill(engine: EngineName, path: Path, count: int) -> dict[str, float]:
     """Put so many messages there, due over two hours, and place them."""
     rng = np.random.default_rng(4)
     started = stopwatch_s()
-    with ALL_ENGINES[engine](path, ManualClock(START_MS), 1_000) as store:
+    with open_store(path, engine=engine, clock=ManualClock(START_MS)) as store:
         for done in range(0, count, _PIECE):
             rows = min(_PIECE, count - done)
             table = messages_table(rows, _BODY_BYTES)
@@ -42,11 +44,11 @@ def fill(engine: str, path: Path, count: int) -> dict[str, float]:
         return {"fill s": stopwatch_s() - started}
 
 
-def open_once(engine: str, path: Path, end: str) -> dict[str, float]:
+def open_once(engine: EngineName, path: Path, end: str) -> dict[str, float]:
     """Open it, advance to now, and end as told: "close" or "kill"."""
     before = private_bytes(os.getpid())
     started = stopwatch_s()
-    store = ALL_ENGINES[engine](path, ManualClock(START_MS), 1_000)
+    store = open_store(path, engine=engine, clock=ManualClock(START_MS))
     opened = stopwatch_s()
     next_ms = store.next_due_ms()
     advanced = stopwatch_s()
@@ -58,7 +60,7 @@ def open_once(engine: str, path: Path, end: str) -> dict[str, float]:
     return {"open s": opened - started, "next due s": advanced - opened, "private bytes": grown}
 
 
-def in_a_process(task: str, engine: str, path: Path, argument: str) -> dict[str, float]:
+def in_a_process(task: str, engine: EngineName, path: Path, argument: str) -> dict[str, float]:
     """What such a process has to say before it ends, and its whole time until then."""
     command = [sys.executable, "-c", _PROGRAM, task, engine, str(path), argument]
     started = stopwatch_s()
@@ -79,7 +81,7 @@ def disk_bytes(path: Path) -> dict[str, int]:
     return found
 
 
-def opening(engine: str, directory: Path, count: int, rounds: int) -> dict[str, Any]:
+def opening(engine: EngineName, directory: Path, count: int, rounds: int) -> dict[str, Any]:
     """All rounds of one number of messages; the first of each kind is printed with the others."""
     path = directory / "store"
     found: dict[str, Any] = {"messages": count, "engine": engine}
@@ -93,7 +95,8 @@ def opening(engine: str, directory: Path, count: int, rounds: int) -> dict[str, 
 
 def main() -> None:
     """Do what the arguments say, print it as JSON, end."""
-    task, engine, path, argument = sys.argv[1:]
+    task, name, path, argument = sys.argv[1:]
+    engine = cast(EngineName, name)
     if task == "fill":
         said = fill(engine, Path(path), int(argument))
     else:

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from benchmarks.engines.loads import (
     START_MS,
-    OpenStore,
     all_due,
     bodies,
     fresh_store,
@@ -22,18 +21,19 @@ from benchmarks.engines.loads import (
 from message_store import AtMs, DelayLevels, DelayStore, ManualClock, MessageBatch
 from message_store.base.clock import stopwatch_s
 from message_store.columns.byte_column import Int64s
+from message_store.reading.engine_choice import EngineName
 
 Round = dict[str, float]
 _LEVELS_MS = DelayLevels.parse().delays_ms
 _DAY_MS = 86_400_000
 
 
-def one_by_one(open_store: OpenStore, directory: Path, count: int, body_bytes: int) -> Round:
+def one_by_one(engine: EngineName, directory: Path, count: int, body_bytes: int) -> Round:
     """Messages a second through ``schedule``: objects made before, and made by the same loop."""
     given = bodies(count, body_bytes)
     ready = [message(number, body) for number, body in enumerate(given)]
     due = AtMs(START_MS + 60_000)
-    with fresh_store(open_store, directory, ManualClock(START_MS)) as store:
+    with fresh_store(engine, directory, ManualClock(START_MS)) as store:
         schedule = store.schedule
         started = stopwatch_s()
         for each in ready:
@@ -48,11 +48,11 @@ def one_by_one(open_store: OpenStore, directory: Path, count: int, body_bytes: i
     }
 
 
-def in_batches(open_store: OpenStore, directory: Path, count: int, body_bytes: int) -> Round:
+def in_batches(engine: EngineName, directory: Path, count: int, body_bytes: int) -> Round:
     """Messages a second through ``schedule_batch`` from an Arrow table, columns made too."""
     table = messages_table(count, body_bytes)
     due_ms = START_MS + 1_000 * np.random.default_rng(2).integers(1, 7_000, count)
-    with fresh_store(open_store, directory, ManualClock(START_MS)) as store:
+    with fresh_store(engine, directory, ManualClock(START_MS)) as store:
         started = stopwatch_s()
         store.schedule_batch(MessageBatch.from_arrow(table), due_ms)
         took = stopwatch_s() - started
@@ -60,14 +60,14 @@ def in_batches(open_store: OpenStore, directory: Path, count: int, body_bytes: i
 
 
 def drain(
-    open_store: OpenStore, directory: Path, table: pa.Table, due_ms: Int64s, body_bytes: int
+    engine: EngineName, directory: Path, table: pa.Table, due_ms: Int64s, body_bytes: int
 ) -> Round:
     """Seconds of one ``advance`` that delivers everything, placed by one before it.
 
     Beside it what it takes to write that many bytes into a new file, a MiB at a time.
     """
     clock = ManualClock(START_MS)
-    with fresh_store(open_store, directory, clock) as store:
+    with fresh_store(engine, directory, clock) as store:
         store.schedule_batch(MessageBatch.from_arrow(table), due_ms)
         placing = _seconds(lambda: store.advance(START_MS))
         clock.tick(int(due_ms.max()) - START_MS + 1_000)
@@ -105,21 +105,21 @@ def plain_write(directory: Path, size_bytes: int) -> float:
     return took
 
 
-def burst(open_store: OpenStore, directory: Path, count: int, body_bytes: int) -> Round:
+def burst(engine: EngineName, directory: Path, count: int, body_bytes: int) -> Round:
     """Everything due in the same second."""
     table = messages_table(count, body_bytes)
     within_a_second = all_due(count, START_MS + 60_000) - np.arange(count) % 1_000
-    return drain(open_store, directory, table, within_a_second, body_bytes)
+    return drain(engine, directory, table, within_a_second, body_bytes)
 
 
-def one_level(open_store: OpenStore, directory: Path, count: int, body_bytes: int) -> Round:
+def one_level(engine: EngineName, directory: Path, count: int, body_bytes: int) -> Round:
     """Everything in one level."""
     table = messages_table(count, body_bytes)
-    return drain(open_store, directory, table, all_due(count, START_MS + 60_000), body_bytes)
+    return drain(engine, directory, table, all_due(count, START_MS + 60_000), body_bytes)
 
 
-def all_levels(open_store: OpenStore, directory: Path, count: int, body_bytes: int) -> Round:
+def all_levels(engine: EngineName, directory: Path, count: int, body_bytes: int) -> Round:
     """Spread over all levels, and due when somebody looks again."""
     table = messages_table(count, body_bytes)
     due_ms = START_MS + np.array(_LEVELS_MS, np.int64)[np.arange(count) % len(_LEVELS_MS)]
-    return drain(open_store, directory, table, due_ms, body_bytes)
+    return drain(engine, directory, table, due_ms, body_bytes)

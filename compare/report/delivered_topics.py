@@ -22,9 +22,9 @@ from message_store.format.properties import UNIQUE_KEY, WAITING_TOPICS
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.interface.delay_store import DelayStore
 from message_store.reading.consume_queue import read_queue
+from message_store.reading.spans import read_spans
 from message_store.reading.topic_listing import topics_with_queues
 
-_WINDOW_BYTES = 8 << 20
 _READ_AT_ONCE = 1_024
 
 
@@ -35,14 +35,8 @@ def read_delivered(path: Path, topics: Sequence[str]) -> Delivered:
     """
     root = StoreRoot(path)
     offsets, sizes = _entries(root, topics)
-    pieces = [Delivered.nothing()]
     with open_log(root) as log:
-        for buffer, starts in _windows(log, offsets, sizes):
-            pieces += [_numbered(batch) for batch in _decoded(buffer, starts)]
-    return Delivered(
-        np.concatenate([piece.number for piece in pieces]),
-        np.concatenate([piece.stored_ms for piece in pieces]),
-    )
+        return Delivered.of(_numbered(batch) for batch in _batches(log, offsets, sizes))
 
 
 def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:
@@ -54,11 +48,10 @@ def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:
     offsets, sizes = _entries(root, topics)
     keys_and_times: list[tuple[str, int]] = []
     with open_log(root) as log:
-        for buffer, starts in _windows(log, offsets, sizes):
-            for batch in _decoded(buffer, starts):
-                keys = (key.decode("utf-8", "replace") for key in batch.property(UNIQUE_KEY))
-                rows = zip(keys, batch.store_timestamp_ms.tolist(), strict=True)
-                keys_and_times += [(key, time_ms) for key, time_ms in rows if time_ms >= from_ms]
+        for batch in _batches(log, offsets, sizes):
+            keys = (key.decode("utf-8", "replace") for key in batch.property(UNIQUE_KEY))
+            rows = zip(keys, batch.store_timestamp_ms.tolist(), strict=True)
+            keys_and_times += [(key, time_ms) for key, time_ms in rows if time_ms >= from_ms]
     return keys_and_times
 
 
@@ -94,25 +87,13 @@ def _entries(root: StoreRoot, topics: Sequence[str]) -> tuple[Int64s, Int64s]:
     return offset[order], size[order]
 
 
-def _windows(log: SegmentReader, offsets: Int64s, sizes: Int64s) -> Iterator[tuple[Bytes, Int64s]]:
-    """Pieces of the log and where the records begin in each; all within one file."""
-    done, ends = 0, offsets + sizes
-    buffer = np.zeros(_WINDOW_BYTES, np.uint8)
-    while done < len(offsets):
-        base = int(offsets[done])
-        segment = log.segment_at(base)
-        if segment is None:
-            done += 1
-            continue
-        file_end = segment.start_offset + segment.length_bytes
-        if sizes[done] > len(buffer):
-            buffer = np.zeros(int(sizes[done]), np.uint8)
-        wanted = min(len(buffer), file_end - base)
-        count = log.read_into(base, buffer[:wanted].data)
-        last = int(np.searchsorted(ends, base + count, "right"))
-        starts = offsets[done:last] - base
-        yield buffer[:count], starts
-        done = max(last, done + 1)
+def _batches(log: SegmentReader, offsets: Int64s, sizes: Int64s) -> Iterator[StoredBatch]:
+    """The records that entries name, as far as they are there."""
+    for span in read_spans(log, offsets, sizes):
+        starts = offsets[span.first : span.last] - span.offset
+        is_whole = starts + sizes[span.first : span.last] <= span.available
+        if is_whole.any():
+            yield from _decoded(span.buffer[: span.available], starts[is_whole])
 
 
 def _decoded(buffer: Bytes, starts: Int64s) -> Iterator[StoredBatch]:

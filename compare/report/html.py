@@ -22,7 +22,7 @@ from compare.report.verdict import (
     how_judged,
     put_how,
     verdict,
-    when_due,
+    what_was_asked,
 )
 from message_store.base.html_pages import html_environment, picture_text
 from message_store.base.printable import duration, iso_time
@@ -40,7 +40,7 @@ def render_report(results: RaceResults) -> str:
     return environment.get_template(TEMPLATE).render(
         race=results,
         sentences=[text[:1].upper() + text[1:] for text in verdict(results)],
-        when_due=when_due(results.workload),
+        asked=what_was_asked(results),
         how_judged=how_judged(results),
         ran=ran,
         rows=list(figure_rows(ran, put_how(results))),

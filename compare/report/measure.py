@@ -22,7 +22,7 @@ from compare.report.results import (
     Round,
     Traffic,
 )
-from compare.running.observation import NOT_TAKEN, Costs, Delivered, Observation
+from compare.running.observation import NOT_TAKEN, Costs, Observation
 from compare.workloads.workload import Workload
 from message_store.columns.byte_column import Int64s
 
@@ -76,7 +76,7 @@ def account(workload: Workload, seen: Observation) -> Account:
 
     Deliveries with numbers that the workload does not have are left out.
     """
-    delivered = seen.delivered or Delivered.nothing()
+    delivered = seen.delivered
     seen_ms = seen.rounds.of(delivered)
     count = len(workload)
     ours = (delivered.number >= 0) & (delivered.number < count)
@@ -108,7 +108,7 @@ def measure(name: str, workload: Workload, seen: Observation, messages: Account)
     taken = int(messages.taken.sum())
     delivered = int(once.sum())
     # Where nobody saw an engine deliver, what its files say is all that is known.
-    drained = int(seen.rounds.counts.sum()) or len(seen.delivered or ())
+    drained = int(seen.rounds.counts.sum()) or len(seen.delivered)
     after_promise = Lateness.of(after_promise_ms)
     figures = _round(costs, taken, drained, after_promise)
     shared = ("cpu_percent", "peak_memory_bytes", "bytes_on_disk", *_SPEEDS)
@@ -264,8 +264,7 @@ def _times(workload: Workload, seen: Observation, number: int, messages: Account
     """By the workload's time, also where it really ran at another."""
     shift_ms = seen.start_ms - workload.start_ms
     promised_ms = int(messages.promised_ms[number])
-    delivered = seen.delivered
-    stored_ms = [] if delivered is None else delivered.stored_ms[delivered.number == number]
+    stored_ms = seen.delivered.stored_ms[seen.delivered.number == number]
     return MessageTimes(
         None if promised_ms == NOT_TAKEN else promised_ms - shift_ms,
         tuple(int(time_ms) - shift_ms for time_ms in stored_ms),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of a race in a few sentences: who is right, who is fast, who comes close in time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from compare.report.results import EngineResult, Opening, RaceResults, WorkloadFacts
 from message_store.base.printable import DURATION_UNITS_MS, counted, duration, listed, size
@@ -12,7 +12,7 @@ _MS = 1_000
 
 def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Two rows for each time that engines were opened again: title, meaning, a cell an engine."""
-    for kind, at_ms, openings in parallel_map(ran):
+    for kind, at_ms, openings in each_opening(ran):
         yield (
             f"opened again, {kind} after {duration(at_ms)}",
             "until it knew what is due next; what came from the disk",
@@ -22,7 +22,7 @@ def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[
         yield "… its first delivery", "so long for so many messages", delivered
 
 
-def parallel_map(
+def each_opening(
     ran: Sequence[EngineResult],
 ) -> Iterator[tuple[str, int, tuple[Opening | None, ...]]]:
     """Kind and time of each fault after which an engine was opened again, and every opening."""
@@ -90,7 +90,7 @@ def _busy(results: RaceResults) -> Iterator[str]:
 def _soonest_open(ran: Sequence[EngineResult]) -> Iterator[str]:
     """Who was soonest open again, once for each kind of end; nobody where all took no time."""
     longest: dict[str, dict[str, float]] = {}
-    for kind, _at_ms, openings in parallel_map(ran):
+    for kind, _at_ms, openings in each_opening(ran):
         for engine, opening in zip(ran, openings, strict=True):
             if opening is not None:
                 took_ms = longest.setdefault(kind, {})
@@ -284,13 +284,25 @@ def how_judged(results: RaceResults) -> str:
     return f"{judged}; {before} kept and not judged" if thrown_away else judged
 
 
-def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> str:
+def what_was_asked(results: RaceResults) -> str:
+    """The workload and the clock, in one sentence."""
+    facts = results.workload
+    source = f" of {facts.source}" if facts.source else ""
+    span_ms = facts.arrival_span_ms
+    pace = f"within {duration(span_ms)}" if span_ms else "all at once"
+    return (
+        f"{facts.name}{source}: {counted(facts.messages, 'message')} of {size(facts.body_bytes)}"
+        f" for {counted(facts.topics, 'topic')}, put {pace}, {when_due(facts)};"
+        f" {results.clock} clock, slots of {results.precision_ms} ms, seed {facts.seed}"
+    )
+
+
+def when_due(facts: WorkloadFacts) -> str:
     """How long after their arrival messages are due, and how many should have come before."""
-    span = span or duration
     if not facts.overdue:
-        return f"due {span(facts.delay_min_ms)} to {span(facts.delay_max_ms)} later"
+        return f"due {duration(facts.delay_min_ms)} to {duration(facts.delay_max_ms)} later"
     words = counted(facts.overdue, "of them was", "of them were")
-    overdue = f"{words} overdue already when put, by {span(-facts.delay_min_ms)} at most"
+    overdue = f"{words} overdue already when put, by {duration(-facts.delay_min_ms)} at most"
     if facts.overdue == facts.messages:
         return overdue
-    return f"due up to {span(facts.delay_max_ms)} later; {overdue}"
+    return f"due up to {duration(facts.delay_max_ms)} later; {overdue}"

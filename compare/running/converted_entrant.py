@@ -97,6 +97,7 @@ def _nothing_from(workload: Workload, start_ms: int) -> Workload:
         due_ms=none,
         level=none,
         topic=none,
+        topics=(),
         body_bytes=none,
     )
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from compare.report.delivered_topics import read_delivered_of
+from compare.report.delivered_topics import read_delivered, read_delivered_of
 from compare.running.engine_watch import EngineWatch, Progress
 from compare.running.engines import ENGINES, Engine
 from compare.running.faults import KILL, Fault, end_with
@@ -35,7 +35,7 @@ from message_store.interface.delay_store import DelayStore, Deliveries
 from message_store.interface.runner import run_store
 
 LEAD_MS = 500
-"""So long after everything is ready the workload begins."""
+"""So long after everything is ready the first message arrives, or the workload begins."""
 _PRODUCER_NAP_MS = 0.5
 _MOST_AT_ONCE = 10_000
 _LOOK_EVERY_S = 0.1
@@ -45,6 +45,8 @@ _GRACE_MS = 10_000
 @attrs.define(eq=False)
 class WallRun:
     """One engine on the machine's clock: a thread that runs it, one that puts, one that flushes.
+
+    What arrives before the workload's start is put in batches, and then time begins to count.
 
     The producer follows the schedule, not the engine: lateness counts from the time asked for, also
     where a busy engine let it wait. So an engine that stands still pays for every message that it
@@ -64,7 +66,6 @@ class WallRun:
         gc.collect()
         gc.freeze()
         self.watch.look(self.watch.workload.start_ms, always=True)
-        self.watch.begin()
         works = (self._produce, self._flush, self._look)
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
         for thread in threads:
@@ -86,7 +87,7 @@ class WallRun:
             return True
         if not self._all_put.is_set():
             return False
-        if self.watch.delivered >= self.watch.taken:
+        if self.settings.leaves_pending or self.watch.delivered >= self.watch.taken:
             return True
         last_ms = max(self.watch.last_promise_ms, self.watch.workload.end_ms)
         return self._clock.now_ms() > last_ms + _GRACE_MS
@@ -100,12 +101,16 @@ class WallRun:
 
     def _produce(self) -> None:
         workload = self.watch.workload
-        putter = Putter(MessageMaker(workload), self.watch, self.settings.puts_one_by_one)
-        total = len(workload)
+        putter = Putter(MessageMaker(workload), self.watch)
+        putter.put(self.store, int(np.searchsorted(workload.arrival_ms, workload.start_ms)))
+        self._over.wait(max(0, workload.start_ms - self._clock.now_ms()) / 1_000)
+        self.watch.begin()
+        total, one_by_one = len(workload), self.settings.puts_one_by_one
         while putter.next < total and not self._over.is_set():
             owed = int(np.searchsorted(workload.arrival_ms, self._clock.now_ms(), "right"))
             if owed > putter.next:
-                putter.put(self.store, min(owed, putter.next + _MOST_AT_ONCE))
+                last = min(owed, putter.next + _MOST_AT_ONCE)
+                putter.put(self.store, last, one_by_one=one_by_one)
             else:
                 self._clock.sleep_ms(_PRODUCER_NAP_MS)
         self._all_put.set()
@@ -162,7 +167,7 @@ class EngineFailedError(DelayStoreError):
 def run_engine(
     engine: Engine, workload: Workload, settings: RaceSettings, store: Path, progress: Progress
 ) -> Observation:
-    """Run it here; ``delivered`` is filled in where its topics have no files."""
+    """Run it here, and read what was delivered."""
     if settings.clock == "wall":
         return _on_the_wall_clock(engine, workload, settings, store, progress)
     watch = EngineWatch(workload, store, progress)
@@ -190,7 +195,8 @@ def _on_the_wall_clock(
 ) -> Observation:
     clock = SystemClock()
     with closing(engine.open_store(store, clock, settings)) as opened:
-        workload = workload.starting_at(clock.now_ms() + LEAD_MS)
+        before_ms = workload.start_ms - int(workload.arrival_ms.min(initial=workload.start_ms))
+        workload = workload.starting_at(clock.now_ms() + LEAD_MS + before_ms)
         watch = EngineWatch(workload, store, progress)
         WallRun(opened, settings, watch).run()
         watch.finish()
@@ -201,13 +207,14 @@ def _closed(
     engine: Engine, store: DelayStore, watch: EngineWatch, kept: list[Delivered]
 ) -> Observation:
     """What was seen, once the store is closed and its files are whole."""
-    delivered = None
+    topics = watch.workload.topics
     if not engine.has_files:
-        delivered = Delivered.nothing()
-        for piece in (*kept, read_delivered_of(store, watch.workload.topics)):
-            delivered = delivered + piece
+        kept.append(read_delivered_of(store, topics))
     store.close()
-    return attrs.evolve(watch.observation(), delivered=delivered)
+    seen = watch.observation()
+    watch.progress("reading what was delivered", 0, 0)
+    delivered = read_delivered(watch.where, topics) if engine.has_files else Delivered.of(kept)
+    return attrs.evolve(seen, delivered=delivered)
 
 
 def _warm_place(store: Path) -> Path:

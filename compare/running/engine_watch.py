@@ -2,8 +2,7 @@
 """Holds the stopwatch while an engine runs: seconds in each call, deliveries, memory, disk."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -30,6 +29,27 @@ def cpu_s() -> float:
 
 
 @attrs.define(eq=False)
+class Stopwatch:
+    """Around calls of one kind, by ``with``: the time in all of them, in the longest one, and when
+    the last one came back.
+    """
+
+    total_s: float = 0.0
+    longest_s: float = 0.0
+    last_s: float = 0.0
+    _started_s: float = 0.0
+
+    def __enter__(self) -> None:
+        self._started_s = stopwatch_s()
+
+    def __exit__(self, *_raised: object) -> None:
+        self.last_s = stopwatch_s()
+        took_s = self.last_s - self._started_s
+        self.total_s += took_s
+        self.longest_s = max(self.longest_s, took_s)
+
+
+@attrs.define(eq=False)
 class EngineWatch:
     """Everything that is noted about one run. ``where`` is the store's directory."""
 
@@ -37,7 +57,7 @@ class EngineWatch:
     where: Path
     progress: Progress
     promised_ms: Int64s = attrs.field(init=False)
-    put_s: float = 0.0
+    puts: Stopwatch = attrs.field(factory=Stopwatch)
     drain_s: float = 0.0
     other_s: float = 0.0
     last_promise_ms: int = 0
@@ -57,20 +77,11 @@ class EngineWatch:
 
     def begin(self) -> None:
         """From here on time counts."""
-        self._started = stopwatch_s(), cpu_s()
+        self._started, self.puts.longest_s = (stopwatch_s(), cpu_s()), 0.0
 
     def finish(self) -> None:
         """Up to here time counts."""
         self._used = stopwatch_s() - self._started[0], cpu_s() - self._started[1]
-
-    @contextmanager
-    def putting(self) -> Iterator[None]:
-        """Around a call that takes messages in."""
-        started = stopwatch_s()
-        try:
-            yield
-        finally:
-            self.put_s += stopwatch_s() - started
 
     def advanced(self, took_s: float, count: int, seen_ms: int) -> None:
         """A call of ``advance`` came back with so many deliveries."""
@@ -87,11 +98,13 @@ class EngineWatch:
         self._counts.append(0)
         self._seen_ms.append(seen_ms)
 
-    def took(self, numbers: slice, promised_ms: Int64s) -> None:
-        """These messages were taken, and promised for then."""
-        self.promised_ms[numbers] = promised_ms
+    def took(self, first: int, promised_ms: Int64s | tuple[int], last_ms: int) -> None:
+        """The messages from number ``first`` on were taken, and promised for then; the last of them
+        for ``last_ms``.
+        """
+        self.promised_ms[first : first + len(promised_ms)] = promised_ms
         self.taken += len(promised_ms)
-        self.last_promise_ms = max(self.last_promise_ms, int(promised_ms.max()))
+        self.last_promise_ms = max(self.last_promise_ms, last_ms)
 
     def look(self, now_ms: int, *, always: bool = False) -> None:
         """Sample memory and disk, and say how far the race is, each now and then."""
@@ -117,13 +130,15 @@ class EngineWatch:
             promised_ms=self.promised_ms,
             rounds=SeenRounds(self._counts, self._seen_ms),
             costs=Costs(
-                put_s=self.put_s,
+                put_s=self.puts.total_s,
                 drain_s=self.drain_s,
                 other_s=self.other_s,
                 elapsed_s=elapsed_s,
                 cpu_s=used_s,
                 peak_memory_bytes=process_memory().peak_bytes,
                 bytes_on_disk=disk_bytes(self.where),
+                longest_put_s=self.puts.longest_s,
+                last_put_s=self.puts.last_s - self._started[0],
             ),
             usage=Usage(*zip(*self._samples, strict=True)) if self._samples else Usage(),
             faults=tuple(self.faults),

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that race in a Python process: how each is opened, killed, and read afterwards."""
+"""The engines that race in a Python process: how each is opened, and read afterwards."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,3 @@ ENGINES: dict[str, Engine] = {
     ),
     "memory": Engine(_open_memory, has_files=False),
 }
-
-
-def kill(store: DelayStore) -> None:
-    """End a store as a kill of its process would: without a last word, and without an answer."""
-    end: Callable[[], None] = getattr(store, "abandon", store.close)
-    with suppress(Exception):  # RocksDB complains of the write that a full disk refused before
-        end()

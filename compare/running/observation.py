@@ -4,7 +4,7 @@
 This is what every entrant hands in, ours and others, so that all are measured by the same code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 import numpy as np
@@ -25,7 +25,9 @@ class RaceSettings:
     at their levels every 100 ms. The wheel's limit is ``max_delay_ms``. Log files have
     ``commit_log_file_bytes``. Before ``asleep_until_ms`` nobody looks at an engine on the virtual
     clock, as when a broker was stopped. ``level_table`` is that of the workload's store, None for
-    RocketMQ's own. ``puts_one_by_one``: nobody puts batches.
+    RocketMQ's own. ``puts_one_by_one``: nobody puts batches once the workload has begun.
+    ``leaves_pending``: on the wall clock the race ends when all was put, and what is pending then
+    counts as missing.
     """
 
     clock: str = "virtual"
@@ -38,12 +40,15 @@ class RaceSettings:
     faults: tuple[Fault, ...] = ()
     level_table: str | None = None
     puts_one_by_one: bool = False
+    leaves_pending: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Costs:
     """Seconds by a stopwatch and of processor time, and bytes. ``put_s`` is spent in ``schedule``,
-    ``drain_s`` in those ``advance`` calls that delivered, ``other_s`` in all others.
+    ``drain_s`` in those ``advance`` calls that delivered, ``other_s`` in all others. Where it is
+    known, ``longest_put_s`` is the longest call of ``schedule`` since the workload began, and
+    ``last_put_s`` how long after that the last one came back.
     """
 
     put_s: float
@@ -53,6 +58,8 @@ class Costs:
     cpu_s: float
     peak_memory_bytes: int
     bytes_on_disk: int
+    longest_put_s: float = 0.0
+    last_put_s: float = 0.0
 
 
 @attrs.frozen(eq=False)
@@ -68,14 +75,12 @@ class Delivered:
         return len(self.number)
 
     @classmethod
-    def nothing(cls) -> "Delivered":
-        """An empty topic."""
-        return cls([], [])
-
-    def __add__(self, other: "Delivered") -> "Delivered":
-        return Delivered(
-            np.concatenate([self.number, other.number]),
-            np.concatenate([self.stored_ms, other.stored_ms]),
+    def of(cls, pieces: Iterable["Delivered"] = ()) -> "Delivered":
+        """All of them, one behind the other."""
+        both = [cls([], []), *pieces]
+        return cls(
+            np.concatenate([piece.number for piece in both]),
+            np.concatenate([piece.stored_ms for piece in both]),
         )
 
 
@@ -108,14 +113,13 @@ class Observation:
 
     ``start_ms`` is when the workload really began. ``promised_ms`` has a row a message, NOT_TAKEN
     where it was refused, or where putting it failed: ``put_failures`` count those by their reason.
-    ``delivered`` is None until the topics have been read.
     """
 
     start_ms: int
     promised_ms: Int64s = attrs.field(converter=int64s)
     rounds: SeenRounds
     costs: Costs
-    delivered: Delivered | None = None
+    delivered: Delivered = attrs.field(factory=Delivered.of)
     usage: Usage = attrs.field(factory=Usage)
     faults: tuple[FaultSeen, ...] = ()
     version: str = ""

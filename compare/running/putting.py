@@ -2,7 +2,6 @@
 """Puts a workload's messages into a store: few singly, many as a batch; notes refusals."""
 
 import attrs
-import numpy as np
 
 from compare.running.engine_watch import EngineWatch
 from compare.running.observation import NOT_TAKEN
@@ -20,25 +19,25 @@ _AHEAD = 1_024
 @attrs.define(eq=False)
 class Putter:
     """Puts messages in order; ``next`` is the first that is still to be put. Their making is not
-    timed. With ``one_by_one`` there are no batches, however many are owed.
+    timed.
     """
 
     maker: MessageMaker
     watch: EngineWatch
-    one_by_one: bool = False
     next: int = 0
     _ahead: list[Message] = attrs.field(factory=list)
     _ahead_first: int = 0
 
-    def put(self, store: DelayStore, last: int) -> int | None:
+    def put(self, store: DelayStore, last: int, *, one_by_one: bool = False) -> int | None:
         """Put all messages up to number ``last``; the earliest promise of those that were taken.
+        With ``one_by_one`` there are no batches, however many are owed.
 
         Raises what the store raises, but for what it cannot keep: that is not taken.
         """
         begun = self.next
         while self.next < last:
             until = min(last, self.next + PUT_AT_ONCE)
-            is_few = self.one_by_one or until - self.next <= MOST_PUT_ONE_BY_ONE
+            is_few = one_by_one or until - self.next <= MOST_PUT_ONE_BY_ONE
             if is_few or not self._put_batch(store, self.next, until):
                 self._put_singly(store, self.next, until)
             self.next = until
@@ -53,11 +52,11 @@ class Putter:
         batch = self.maker.batch(first, last)
         due_ms = self.watch.workload.due_ms[first:last]
         try:
-            with self.watch.putting():
+            with self.watch.puts:
                 receipt = store.schedule_batch(batch, due_ms)
         except UnsupportedDelayError:
             return False
-        self.watch.took(slice(first, last), receipt.promised_ms)
+        self.watch.took(first, receipt.promised_ms, int(receipt.promised_ms.max()))
         return True
 
     def _put_singly(self, store: DelayStore, first: int, last: int) -> None:
@@ -66,11 +65,11 @@ class Putter:
             self.next = number
             message = self._message(number)
             try:
-                with self.watch.putting():
+                with self.watch.puts:
                     receipt = store.schedule(message, AtMs(due))
             except UnsupportedDelayError:
                 continue
-            self.watch.took(slice(number, number + 1), np.array([receipt.promised_ms]))
+            self.watch.took(number, (receipt.promised_ms,), receipt.promised_ms)
 
     def _message(self, number: int) -> Message:
         """One message; they are made some at a time."""

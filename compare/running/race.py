@@ -9,7 +9,6 @@ from typing import Protocol
 
 import attrs
 
-from compare.report.delivered_topics import read_delivered
 from compare.report.measure import Account, account, first_difference, measure, of_rounds
 from compare.report.results import EngineResult, RaceResults
 from compare.rocketmq.java_engines import JAVA_ENTRANTS
@@ -46,8 +45,7 @@ class Entrant(Protocol):
     ) -> Observation:
         """Run in a process of its own, with its files at ``store``, where nothing is yet.
 
-        ``delivered`` None: it is read from the topics at ``store`` afterwards. Raises
-        DelayStoreError for what stops the whole race.
+        Raises DelayStoreError for what stops the whole race.
         """
 
 
@@ -183,10 +181,6 @@ class _RunningRace:
         race = self._race
         try:
             seen = self._entrants[name].run(workload_file, self._settings, store, self._progress)
-            self._progress(f"{name}: reading what was delivered", 0, 0)
-            if seen.delivered is None:
-                delivered = read_delivered(store, race.workload.topics)
-                seen = attrs.evolve(seen, delivered=delivered)
         except (TargetError, SourceError):
             raise  # the place is at fault, and would be for the others
         except DelayStoreError as error:

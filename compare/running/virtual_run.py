@@ -10,6 +10,7 @@ is made.
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -17,7 +18,6 @@ import numpy as np
 
 from compare.report.results import FaultSeen, Opening
 from compare.running.engine_watch import EngineWatch
-from compare.running.engines import kill
 from compare.running.faults import (
     CLOCK_BACK,
     CLOCK_FORWARD,
@@ -42,11 +42,14 @@ from message_store.interface.delay_store import DelayStore
 
 
 def end_store(store: DelayStore, kind: str) -> None:
-    """End it as this kind of fault does; all but a restart leave it without a last word."""
+    """End it as this kind of fault does; all but a restart leave it without a last word, and
+    without an answer.
+    """
     if kind == RESTART:
         store.close()
-    else:
-        kill(store)
+        return
+    with suppress(Exception):  # RocksDB complains of the write that a full disk refused before
+        getattr(store, "abandon", store.close)()
 
 
 def clear_the_way(where: Path, kind: str) -> None:

@@ -50,12 +50,11 @@ from message_store.reading.commit_log import (
     start_of_last_used_file,
 )
 from message_store.reading.consume_queue import BoolArray, UnitArray
+from message_store.reading.spans import read_spans
 from message_store.redelivery.lineage import Names
 
 NoteArray = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
-_WINDOW_BYTES = 4 << 20
-_GAP_BYTES = 64 << 10
 _QUEUE_IDS = 1_024
 """Nothing is expected of queues from this id on: a stray directory may have any number for a name,
 and the kernel has a row for each id.
@@ -259,38 +258,15 @@ def digest_level_records(
     sizes = size_bytes.astype(np.int64)
     notes = np.zeros((len(offsets), NOTE_COLUMNS), np.int64)
     scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
-    window = np.zeros(_WINDOW_BYTES, np.uint8)
-    done = 0
-    while done < len(offsets):
-        base, size = int(offsets[done]), int(sizes[done])
-        if size > len(window) and reader.segment_at(base + size - 1) == reader.segment_at(base):
-            window = np.zeros(size, np.uint8)
-        stop = _end_of_run(offsets, sizes, done, len(window))
-        wanted = int(offsets[stop - 1]) + max(int(sizes[stop - 1]), 0) - base
-        count = reader.read_into(base, window[: max(wanted, 0)].data)
-        if count < wanted:  # the file ends before: the rest of the run is in the next one
-            stop = done + max(1, int(np.searchsorted(offsets[done:stop], base + count, "left")))
-        chosen = slice(done, stop)
+    for span in read_spans(reader, offsets, sizes):
+        rows = slice(span.first, span.last)
         digest_records(
-            address_of(window),
-            count,
-            base,
-            offsets[chosen],
-            sizes[chosen],
-            notes[chosen],
+            address_of(span.buffer),
+            span.available,
+            span.offset,
+            offsets[rows],
+            sizes[rows],
+            notes[rows],
             scratch,
         )
-        done = stop
     return notes[:, DIGEST_1 : DIGEST_2 + 1], notes[:, KIND] == LEVEL_RECORD
-
-
-def _end_of_run(offsets: Int64Array, size_bytes: Int64Array, first: int, window_bytes: int) -> int:
-    """How far the records go that lie near each other and fit a window, the first one at least."""
-    base = int(offsets[first])
-    last = int(np.searchsorted(offsets, base + window_bytes, "left"))
-    ends = offsets[first:last] + size_bytes[first:last]
-    beyond = np.flatnonzero(ends - base > window_bytes)
-    last = first + int(beyond[0]) if len(beyond) else last
-    gaps = np.flatnonzero(np.diff(offsets[first:last]) > _GAP_BYTES)
-    last = first + int(gaps[0]) + 1 if len(gaps) else last
-    return max(last, first + 1)

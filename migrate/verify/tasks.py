@@ -6,7 +6,6 @@ that is used again, and lets a kernel digest the records. Its result does not gr
 of messages, except where records are asked for one by one. Many of those go to the scratch.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import SourceError
 from message_store.files.log_row import open_log
-from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.spans import CHUNK_ENTRIES, read_spans
 from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
 from migrate.verify.digests.entries import (
     BUCKET_COLUMNS,
@@ -139,72 +138,6 @@ def join_overdue(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np
     return np.stack([np.minimum(one[:, 0], other[:, 0]), np.maximum(one[:, 1], other[:, 1])], 1)
 
 
-CHUNK_ENTRIES = 1 << 14
-"""A span has at most so many entries."""
-
-BUFFER_BYTES = 2 << 20
-_GAP_BYTES = 64 << 10
-
-
-@attrs.frozen(eq=False)
-class Span:
-    """Entries ``first`` to ``last``, and the bytes of the log that should hold their records.
-
-    ``buffer`` has ``available`` bytes from log offset ``offset`` on; it is used again for the next
-    span. A record that the files do not hold whole comes in a span of its own without bytes.
-    """
-
-    first: int
-    last: int
-    buffer: NDArray[np.uint8]
-    offset: int
-    available: int
-
-
-def read_spans(reader: SegmentReader, entries: NDArray[np.void]) -> Iterator[Span]:
-    """All entries in spans; they are in the order of the log."""
-    offsets = entries["commit_log_offset"].astype(np.int64)
-    ends = offsets + np.maximum(entries["size_bytes"], 0)
-    limits = _file_ends(reader, offsets)
-    buffer = np.zeros(BUFFER_BYTES, np.uint8)
-    first = 0
-    while first < len(offsets):
-        offset, limit = int(offsets[first]), int(limits[first])
-        if limit < 0 or ends[first] > limit:
-            yield Span(first, first + 1, buffer, offset, 0)
-            first += 1
-            continue
-        if ends[first] - offset > len(buffer):
-            buffer = np.zeros(int(ends[first]) - offset, np.uint8)
-        last = _last_of_span(offsets, ends, first, min(offset + len(buffer), limit))
-        wanted = int(ends[first:last].max()) - offset
-        available = reader.read_into(offset, buffer[:wanted].data)
-        yield Span(first, last, buffer, offset, available)
-        first = last
-
-
-def _last_of_span(
-    offsets: NDArray[np.int64], ends: NDArray[np.int64], first: int, limit: int
-) -> int:
-    """One past the last entry that lies whole before ``limit``, up to the first wide gap."""
-    last = min(int(np.searchsorted(offsets, limit)), first + CHUNK_ENTRIES, len(offsets))
-    if (too_far := ends[first:last] > limit).any():
-        last = first + int(too_far.argmax())
-    wide = offsets[first + 1 : last] - ends[first : last - 1] > _GAP_BYTES
-    return first + 1 + int(wide.argmax()) if wide.any() else last
-
-
-def _file_ends(reader: SegmentReader, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the file ends that holds each offset; -1 where none does."""
-    if not reader.segments:
-        return np.full(len(offsets), -1, np.int64)
-    starts = np.array([segment.start_offset for segment in reader.segments], np.int64)
-    lengths = np.array([segment.length_bytes for segment in reader.segments], np.int64)
-    indexes = np.searchsorted(starts, offsets, side="right") - 1
-    file_ends = starts[indexes] + lengths[indexes]
-    return np.where((indexes >= 0) & (offsets < file_ends), file_ends, -1)
-
-
 LAYOUTS = {"source": SOURCE_ENTRY, "target": TARGET_ENTRY}
 """What the entries of each side look like."""
 
@@ -242,7 +175,9 @@ class _Digester:
 
     def run(self) -> DigestResult:
         with open_log(StoreRoot(self.task.store), self.task.file_bytes) as reader:
-            for span in read_spans(reader, self.entries):
+            offsets = self.entries["commit_log_offset"].astype(np.int64)
+            sizes = self.entries["size_bytes"].astype(np.int64)
+            for span in read_spans(reader, offsets, sizes):
                 self._digest_span(span.first, span.last, span.buffer, span.offset, span.available)
         self._empty_topics()
         return DigestResult(

@@ -38,14 +38,12 @@ from tools.generate_performance import (
     conversion_table,
     groups_table,
     memory_table,
-    race_tables,
     read_results,
-    reopenings_table,
     shapes_table,
-    waiting_table,
 )
 from tools.performance_bars import bars_table
 from tools.race_sample import sample_page
+from tools.race_tables import race_tables, reopenings_table, waiting_table
 
 pytestmark = pytest.mark.check
 
@@ -86,6 +84,8 @@ def test_the_engines_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert all(value > 0 for value in found.values())
     [steady] = measured["steady"]
     assert (steady["sent"], steady["delivered"], steady["early"]) == (800, 800, 0)
+    assert 0 <= steady["stored - promised"]["0"] <= steady["seen - promised"]["100"]
+    assert min(steady["reached a second"], steady["longest schedule ms"]) > 0
     assert {run["engine"] for run in measured["opening"]} == {"levels", "wheel"}
     for opened in measured["opening"]:
         assert opened["disk bytes"]["commitlog"] > 256_000

@@ -198,8 +198,8 @@ def test_a_trace_has_the_seed_that_was_given_and_counts_what_is_overdue(tmp_path
     assert ended.exit_code == 0, ended.output
     [head] = [line for line in ended.stdout.splitlines() if line.startswith("trace of ")]
     assert head.endswith(
-        "due up to 5s later; 1 of them was overdue already when put, by 15 ms at most;"
-        " virtual clock, seed 9"
+        "due up to 5.0 s later; 1 of them was overdue already when put, by 15 ms at most;"
+        " virtual clock, slots of 1000 ms, seed 9"
     )
 
 

@@ -7,10 +7,9 @@ from rich.table import Table
 
 from compare.report.results import FirstDifference, RaceResults
 from compare.report.rows import Cell, figure_rows
-from compare.report.verdict import how_judged, put_how, verdict, when_due
+from compare.report.verdict import how_judged, put_how, verdict, what_was_asked
 from delaywheel.terminal.render.text import add_row, new_table
-from message_store.base.printable import counted, duration, iso_time, size
-from message_store.format.delay_levels import format_delay
+from message_store.base.printable import counted, duration, iso_time
 
 
 def race_lines(results: RaceResults) -> Iterator[str | Table]:
@@ -24,19 +23,9 @@ def head_lines(results: RaceResults) -> Iterator[str]:
     """The answer, and what was asked."""
     for number, sentence in enumerate(verdict(results)):
         yield sentence if number else sentence[:1].upper() + sentence[1:]
-    facts = results.workload
-    source = f" of {facts.source}" if facts.source else ""
-    pace = "all at once" if not facts.arrival_span_ms else f"within {_span(facts.arrival_span_ms)}"
-    yield (
-        f"{facts.name}{source}: {counted(facts.messages, 'message')} of {size(facts.body_bytes)},"
-        f" put {pace}, {when_due(facts, _span)}; {results.clock} clock, seed {facts.seed}"
-    )
+    yield what_was_asked(results)
     if judged := how_judged(results):
         yield judged
-
-
-def _span(length_ms: int) -> str:
-    return duration(length_ms) if length_ms % 1_000 else format_delay(length_ms)
 
 
 def race_table(results: RaceResults) -> Table:

@@ -17,11 +17,12 @@ from message_store.base.errors import FormatError
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import MAGIC_V2
+from message_store.reading.spans import BUFFER_BYTES
 from migrate.verify import found as verify_found
 from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
 from migrate.verify.digests.entries import BUCKETS, SOURCE_ENTRY
 from migrate.verify.listing import kept_entries
-from migrate.verify.tasks import BUFFER_BYTES, DigestTask, digest
+from migrate.verify.tasks import DigestTask, digest
 
 SEED = 7
 MASK = 2**64 - 1
