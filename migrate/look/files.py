@@ -27,6 +27,7 @@ from message_store.writing.queue_set import usual_queue_bytes
 from message_store.writing.settings import StoreSettings
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.format.metrics import TIMER_METRICS_NAME
+from timer_wheel.format.timer_log import units_per_file
 
 ROCKETMQ_4 = "rocketmq-4"
 ROCKETMQ_5 = "rocketmq-5"
@@ -141,7 +142,10 @@ def file_rows(store: StoreRoot) -> Iterator[SegmentReader]:
     Nothing is opened yet. Queues in RocksDB are no rows of files.
     """
     yield open_log(store, _usual_length(open_log(store).segments))
-    yield SegmentReader(store.timer_log, _usual_length(list_segments(store.timer_log)))
+    timer_bytes = _usual_length(list_segments(store.timer_log))
+    if timer_bytes and not units_per_file(timer_bytes):
+        timer_bytes = StoreSettings().timer_log_file_bytes
+    yield SegmentReader(store.timer_log, timer_bytes)
     if queue_database(store.path) is not None:
         return
     queue_bytes = usual_queue_bytes(store) or StoreSettings().queue_file_bytes

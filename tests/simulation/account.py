@@ -263,8 +263,9 @@ class Account:
         alike = [each for each in self._own() if each.name == life.name]
         if by_receipt and self.family != "timers":
             # After a loss of power another may lie where a message was that is lost.
-            meant = [each for each in alike if each.place == life.place]
-            near = []
+            there = [each for each in alike if each.place == life.place]
+            meant = [each for each in there if self._is_named(each, life.receipt)]
+            near = [each for each in there if each not in meant]
         else:
             named = [each for each in alike if self._is_named(each, life.receipt)]
             # By a receipt a wheel takes its message, and of those that share its handle any.

@@ -27,6 +27,7 @@ FAILED_ONCE: Final = {
     "a-level-went-on-behind-a-cancel-that-the-power-took": 7_000_756,
     "an-opening-is-stopped-after-the-power-was-lost": 7_005_468,
     "a-wheel-tells-its-width-by-files-that-are-made-for-it": 7_007_067,
+    "another-message-of-the-name-lies-where-one-was-lost": 7_007_809,
     "nobody-advanced-a-wheel-for-longer-than-a-broker-reads-back": 7_000_962,
 }
 """What was wrong, and the seed that met it."""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One file of a store is damaged, whichever and however. Where ``check`` finds nothing wrong, what
+``pending`` lists is what the engine delivers; and where the engine finds nothing wrong, that is
+what was pending. So nobody is silent about what another loses or refuses.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from message_store import AfterMs, ManualClock, Message, Pending, Severity
+from message_store.base.errors import DelayStoreError
+from message_store.interface.delay_store import Finding
+from message_store.writing.settings import StoreSettings
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
+from migrate.look.pending import pending_messages
+from tests.faults.damage import Damage, copy_store, damage_one
+from tests.faults.engines import abandon, open_hierarchy, open_levels, open_time_index, open_wheel
+
+START_MS = 1_793_000_000_000
+SETTINGS = StoreSettings(commit_log_file_bytes=65_536)
+DELAYS_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
+STEPS_TO_THE_END_MS = (0, 1_000, 20_000, 200_000, 1_000_000)
+OPEN: dict[str, Any] = {
+    "levels": open_levels,
+    "wheel": open_wheel,
+    "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
+}
+DAMAGES_A_STORE = 6
+
+
+@attrs.define
+class Story:
+    """What was stored and delivered; each message has a key of its own."""
+
+    engine: str
+    path: Path
+    rng: random.Random
+    clock: ManualClock = attrs.field(factory=lambda: ManualClock(START_MS))
+    pending: Counter[str] = attrs.field(factory=Counter)
+    count: int = 0
+
+    def build(self) -> None:
+        """A life of a few steps; its end is a close or a kill."""
+        store = OPEN[self.engine](self.path, self.clock, SETTINGS)
+        for _ in range(self.rng.randint(2, 10)):
+            step = self.rng.choice(["schedule"] * 3 + ["advance", "set back", "flush", "close"])
+            if step == "schedule":
+                for _ in range(self.rng.randint(1, 4)):
+                    self._schedule(store)
+            elif step == "flush":
+                store.flush()
+            elif step == "close":
+                store.close()
+                store = OPEN[self.engine](self.path, self.clock, SETTINGS)
+            else:
+                ways = (1, 1_000, 5_000, 31_000) if step == "advance" else (-1_000, -3_000, -60_000)
+                self.clock.tick(self.rng.choice(ways))
+                came = store.advance(self.clock.now_ms())
+                self.pending -= Counter(each.message.unique_key for each in came)
+        if self.rng.random() < 0.67:
+            store.close()
+        else:
+            abandon(store)
+
+    def _schedule(self, store: Any) -> None:
+        key, self.count = f"K{self.count}", self.count + 1
+        delay = AfterMs(self.rng.choice(DELAYS_MS))
+        store.schedule(Message("orders", b"x", unique_key=key), delay)
+        self.pending[key] += 1
+
+
+def silent(findings: list[Finding]) -> bool:
+    """Whether nothing is said to be wrong, but for a kill."""
+    return all(each.severity is Severity.INFO or each.code == "store-crashed" for each in findings)
+
+
+def wrong_after(story: Story, damage: Damage, store: Path) -> str | None:
+    """What somebody did not say of a damaged store. After a kill the log ends where it is damaged,
+    for a broker and for an engine, which says what it cut off; who only looks reads on.
+    """
+    now_ms = story.clock.now_ms()
+    may_end_there = damage.name.startswith("commitlog/") and (store / "abort").exists()
+    listed: Counter[str | None] | None = None
+    try:
+        found = [*pending_messages(store, now_ms=now_ms)]
+        if all(isinstance(each, Pending) for each in found):
+            listed = Counter(each.unique_key for each in found if isinstance(each, Pending))
+        findings = check_store(store, CheckOptions(now_ms=now_ms)).findings
+        is_silent = silent(list(findings)) and not may_end_there
+    except DelayStoreError:
+        is_silent = False
+    clock, delivered = ManualClock(now_ms), Counter[str | None]()
+    try:
+        engine = OPEN[story.engine](store, clock, SETTINGS)
+        told = engine.check()
+        for step_ms in STEPS_TO_THE_END_MS:
+            clock.tick(step_ms)
+            delivered.update(each.message.unique_key for each in engine.advance(clock.now_ms()))
+        told += engine.undelivered()
+        engine.close()
+    except DelayStoreError as error:
+        return f"the engine refuses, check is silent: {error}" if is_silent else None
+    if is_silent and listed is not None and listed != delivered:
+        return f"{dict(listed)} are listed, {dict(delivered)} delivered, check is silent"
+    if silent(told) and is_silent and delivered != story.pending:
+        return f"{dict(story.pending)} were pending, {dict(delivered)} came, nobody says a word"
+    return None
+
+
+def assert_told(engine: str, seed: int, place: Path) -> None:
+    rng = random.Random(seed)
+    story = Story(engine, place / "whole", rng)
+    story.build()
+    for number in range(DAMAGES_A_STORE):
+        store = place / str(number)
+        copy_store(story.path, store)
+        damage = damage_one(store, rng)
+        wrong = wrong_after(story, damage, store)
+        assert wrong is None, (damage, wrong)
+        shutil.rmtree(store)
+    shutil.rmtree(story.path)
+
+
+@pytest.mark.parametrize("engine", OPEN)
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        (0, 3),
+        pytest.param(3, 27, marks=pytest.mark.check),
+        *(pytest.param(30 + 100 * n, 100, marks=pytest.mark.nightly) for n in range(4)),
+    ],
+)
+def test_whoever_looks_tells_what_damage_does(
+    engine: str, first: int, count: int, tmp_path: Path
+) -> None:
+    for seed in range(first, first + count):
+        assert_told(engine, seed, tmp_path / str(seed))
