@@ -73,7 +73,7 @@ QUEUE_LOST = error(
 )
 QUEUE_ASTRAY = error(
     "timer-queue-astray",
-    "a broker passes over them: their messages are never delivered",
+    "a broker skips them: their messages are never delivered",
     "open the store with WheelStore, which looks for them in the log, and close it",
 )
 PLACED_AGAIN = error(

@@ -201,8 +201,7 @@ def read_wheel_store(
     ``precision_ms`` None is told by the wheel. ``snapshots_on`` and ``topic_in_delete_key`` are the
     broker's `timerWheelSnapshotFlush` and `appendTopicForTimerDeleteKey`; None lets both kinds
     count. A broker applies the last timer log files, ``whole_log`` all. ``after_crash`` leaves out
-    what a broker did just before and repeats, and finds what was not yet queued. A hierarchical
-    wheel has slots of a millisecond. Raises SourceError, FormatError.
+    what a broker did and repeats, and finds what no queue has. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):
         return _read_hierarchy(root, after_crash=after_crash)
