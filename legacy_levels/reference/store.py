@@ -34,7 +34,7 @@ from message_store.base.errors import (
 from message_store.base.kinds import takes
 from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
-from message_store.engine.engine import Engine
+from message_store.engine.engine import Engine, made_or_let_go
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -150,13 +150,15 @@ class LevelQueue:
 class LiveBroker:
     """``BrokerStore`` over a store that is open for writing; the store's lock is the caller's.
 
-    ``deliveries`` are offset, size and due time of what was put since they were taken.
+    ``deliveries`` are offset, size and due time of what was put since they were taken, ``refused``
+    is why the disk refused a put since the time was set.
     """
 
     def __init__(self, live: LiveStore) -> None:
         self.live = live
         self.looks = Looks()
         self.deliveries: list[tuple[int, int, int]] = []
+        self.refused: TargetError | None = None
         self._now_ms = live.clock.now_ms()
         self._nano_time_ms = 0
         self._writer: OffsetsWriter | None = None
@@ -164,7 +166,7 @@ class LiveBroker:
     def set_time(self, now_ms: int) -> None:
         """Let the broker's clock say so; what nobody sets goes on only when this goes forward."""
         self._nano_time_ms += max(0, now_ms - self._now_ms)
-        self._now_ms = now_ms
+        self._now_ms, self.refused = now_ms, None
 
     def now_ms(self) -> int:
         """The time of the call that is running."""
@@ -200,6 +202,7 @@ class LiveBroker:
         try:
             self._append(attrs.evolve(message, magic=MAGIC_V2) if is_long else message)
         except TargetError as error:
+            self.refused = error
             answer.set_exception(error)
         else:
             answer.set_result(True)
@@ -243,8 +246,9 @@ class LiveBroker:
         return found
 
     def persist_config(self, text: bytes) -> None:
-        """Write the offsets, durably. Raises TargetError."""
+        """Write the offsets, durably, behind the deliveries they name. Raises TargetError."""
         if self._writer is not None and text != self._writer.text:
+            self.live.sync_log()
             self._writer.write(text, is_durable=True)
 
 
@@ -347,10 +351,15 @@ class ReferenceLevelStore(Engine):
             first_delay_time=timings.first_run_ms,
             delay_for_a_while=timings.poll_ms,
         )
+        return made_or_let_go(live, LEVEL_TOPIC, lambda: cls._started(live, config))
+
+    @classmethod
+    def _started(cls, live: LiveStore, config: MessageStoreConfig) -> Self:
+        """The engine of an open store. Raises SourceError."""
         store = cls(live, config)
         if not store.service.load():
-            live.abandon()
-            raise SourceError(f"{live.root.path}: a broker does not start on its delayOffset.json")
+            path = live.root.path
+            raise SourceError(f"{path}: a broker does not start on its delayOffset.json")
         store.service.start()
         return store
 
@@ -358,7 +367,9 @@ class ReferenceLevelStore(Engine):
 
     @takes(now_ms=Integral)
     def advance(self, now_ms: int) -> LogDeliveries:
-        """Let every task run whose time has come, until none gets further."""
+        """Let every task run whose time has come, until none gets further. Raises TargetError where
+        the disk refuses a message, unless deliveries are asynchronous: those try again.
+        """
         with self.live.reading():
             self.live.log.require_unbroken()
             self._broker.set_time(now_ms)
@@ -366,7 +377,10 @@ class ReferenceLevelStore(Engine):
             while before != self._broker.looks.positions:
                 before = dict(self._broker.looks.positions)
                 self.service.run_due_tasks()
-            return self._broker.take_deliveries()
+            deliveries, refused = self._broker.take_deliveries(), self._broker.refused
+            if refused is not None and not self.service.config.enable_schedule_async_deliver:
+                raise refused
+            return deliveries
 
     def next_due_ms(self) -> int | None:
         """When the first level is to be looked at that has something due then."""
@@ -436,7 +450,10 @@ class ReferenceLevelStore(Engine):
     def close(self) -> None:
         """Flush, and let go of the files; closing twice is fine."""
         with self.live.lock:
-            if not self.live.is_closed and not self.live.log.is_broken:
-                self.live.flush()
-                self.service.shutdown()
-            self.live.close()
+            try:
+                if not self.live.is_closed and not self.live.log.is_broken:
+                    self.live.flush()
+                    self.service.shutdown()
+                self.live.close()
+            finally:
+                self.live.abandon()

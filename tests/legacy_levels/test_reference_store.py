@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from legacy_levels import LevelRules, LevelStore
+from legacy_levels.delay_offsets import OffsetsWriter
 from legacy_levels.engine.rules import BROKER_TIMINGS
 from legacy_levels.reference.store import ReferenceLevelStore
-from message_store import AfterMs, AtLevel, ManualClock, MessageBatch
+from message_store import AfterMs, AtLevel, ManualClock, Message, MessageBatch
 from message_store.base.errors import OptionsError, SourceError, UnsupportedStoreError
 from message_store.format.dialect import Dialect
 from tests.legacy_levels.level_stores import BOTH, SMALL, START_MS, message
@@ -76,3 +77,20 @@ def test_a_broker_s_rules_have_one_name() -> None:
     assert LevelRules.of_broker("5.5.0", async_delivery=True).async_delivery
     with pytest.raises(OptionsError):
         LevelRules.of_broker("3.2.6")
+
+
+def test_offsets_are_saved_behind_the_deliveries_that_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, unsynced_bytes, write = ManualClock(START_MS), [], OffsetsWriter.write
+    with ReferenceLevelStore.open(tmp_path / "store", clock=clock) as store:
+
+        def seen(writer: OffsetsWriter, text: bytes, *, is_durable: bool) -> None:
+            unsynced_bytes.append(store.live.log.end - store.live.synced_end)
+            write(writer, text, is_durable=is_durable)
+
+        monkeypatch.setattr(OffsetsWriter, "write", seen)
+        store.schedule(Message("orders", b"x"), AfterMs(1_000))
+        clock.tick(20_000)
+        assert len(store.advance(clock.now_ms())) == 1
+        assert unsynced_bytes == [0]

@@ -377,7 +377,8 @@ class Account:
         """What is wrong with the times for which messages are said to wait."""
         if self.is_repeating:
             return []
-        left = [each for each in self._own() if PENDING in each.may]
+        own = [each for each in self._own() if PENDING in each.may]
+        left = [each for each in own for _ in range(self.most_of(each))]
         wrong = []
         for each in sorted(pending, key=lambda one: one.due_ms):
             fits = [
@@ -439,6 +440,9 @@ class Account:
             if life.family == "levels" and life.early_ms <= life.scheduled_ms:
                 life.late_ms = max(life.late_ms, life.early_ms + SHORTEST_LEVEL_MS)
 
+    def struck(self) -> None:
+        """A fault struck, and may have been told to nobody."""
+
     def changed_hands(self, family: str, precision_ms: int) -> None:
         """Another owner holds to slots of this width: what it took over comes up to one later."""
         self.widest_ms = max(self.widest_ms, precision_ms)
@@ -461,6 +465,10 @@ class Account:
     @property
     def _all(self) -> list[Uncertain]:
         return [*self.lives, *self.others]
+
+    def most_of(self, life: Life) -> int:
+        """How many of this message there may be."""
+        return 1
 
     def _own(self) -> list[Life]:
         return [life for life in self.lives if life.family == self.family]

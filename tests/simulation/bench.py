@@ -19,6 +19,7 @@ from message_store import AtMs, Cancellation, DelayStore, ManualClock, MessageBa
 from message_store.base.errors import DelayStoreError
 from message_store.format.java_numbers import LONG_MAX
 from message_store.writing.settings import StoreSettings
+from tests.faults import leeway
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon
@@ -76,6 +77,27 @@ class Setup:
             from time_index import TimeIndexStore
 
             return TimeIndexStore.open(root, clock=clock, settings=self.settings)
+        if self.engine == leeway.LEVELS:
+            from legacy_levels.engine.rules import AsyncRules
+            from legacy_levels.reference.store import ReferenceLevelStore
+
+            asynchronous = AsyncRules() if self.async_delivery else None
+            return ReferenceLevelStore.open(
+                root, clock=clock, settings=self.settings, async_rules=asynchronous
+            )
+        if self.engine == leeway.WHEEL:
+            from timer_wheel.reference.store import ReferenceWheelStore
+            from timer_wheel.wheel.settings import WheelSettings
+
+            wheel_rules = WheelSettings.of_broker(
+                "5.5.0",
+                precision_ms=self.precision_ms or 1_000,
+                roll_window_slots=self.window_slots,
+                max_delay_ms=None,
+            )
+            return ReferenceWheelStore.open(
+                root, clock=clock, settings=self.settings, rules=wheel_rules
+            )
         from timer_wheel import HierarchicalWheelStore, WheelStore
 
         if self.engine == "hierarchy":

@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 
 from message_store.writing.settings import StoreSettings
+from tests.faults import leeway
 from tests.simulation.cases import IN_PROCESS, POWER
 from tests.simulation.harm import KINDS
 from tests.simulation.simulated_disk import Failing
@@ -30,7 +31,10 @@ INDEX: Final = "time-index"
 GROUPS: Final = "groups"
 """A focus: consumer groups receive and settle what is delivered. Every message has its own name."""
 
-FOCUSES: Final = (DAMAGE, KILLS, INDEX, GROUPS)
+REFERENCES: Final = "references"
+"""A focus: the reference engines, which promise what brokers do, in place of the others."""
+
+FOCUSES: Final = (DAMAGE, KILLS, INDEX, GROUPS, REFERENCES)
 
 MOVES: Final = "moves"
 """A kind: messages are also rescheduled and cancelled by key, somebody asks what became of them,
@@ -74,7 +78,8 @@ class Drawn:
     def of(seed: int, focus: str | None = None) -> Drawn:
         """What this seed gives, with a focus or without."""
         drawn = Drawn._of(seed, focus)
-        return attrs.evolve(drawn, moves=seed % MOVES_EVERY == MOVES_EVERY - 1)
+        moves = seed % MOVES_EVERY == MOVES_EVERY - 1 and focus != REFERENCES
+        return attrs.evolve(drawn, moves=moves)
 
     @staticmethod
     def _of(seed: int, focus: str | None = None) -> Drawn:
@@ -90,6 +95,8 @@ class Drawn:
             for _ in range(rng.choices(range(4), weights)[0])
         }
         harm = None
+        if focus == REFERENCES:
+            return Drawn(reference_of(owner), looks, count, drawn, None)
         if focus == INDEX:
             kept = attrs.evolve(owner.settings, repeat_after_kill=False)
             owner = attrs.evolve(owner, engine=INDEX, settings=kept, precision_ms=None)
@@ -120,6 +127,16 @@ class Drawn:
         """The engine that it begins with; whether a file is damaged; whether messages move."""
         more = {DAMAGE: self.harm is not None, MOVES: self.moves}
         return frozenset({self.owner.engine, *(kind for kind, is_so in more.items() if is_so)})
+
+
+def reference_of(owner: Owner) -> Owner:
+    """The reference engine in place of another; it steps slots one by one, so none are narrow. What
+    brokers deliver asynchronously is repeated after every end.
+    """
+    is_wide = owner.engine == "wheel" and owner.precision_ms in (500, 1_000)
+    precision_ms = owner.precision_ms if is_wide else None
+    engine = leeway.LEVELS if owner.family == "levels" else leeway.WHEEL
+    return attrs.evolve(owner, engine=engine, precision_ms=precision_ms, async_delivery=False)
 
 
 def draw_owner(rng: random.Random) -> Owner:

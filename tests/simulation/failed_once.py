@@ -45,3 +45,17 @@ FAILED_ONCE_IN_GROUPS: Final = {
     "an-acknowledgement-of-a-killed-process-is-in-memory-alone-after-a-flush": 178,
 }
 """The same of runs with the focus on groups."""
+
+FAILED_ONCE_IN_REFERENCES: Final = {
+    "what-was-due-when-it-was-stored-comes-again-after-a-close": 9,
+    "a-marker-waits-behind-what-is-due": 13,
+    "an-opening-puts-again-what-a-flush-had-put": 17,
+    "a-cancelled-message-is-delivered": 29,
+    "a-late-roll-is-told-with-a-later-time": 22,
+    "a-refused-put-of-levels-is-told-to-nobody": 23,
+    "units-of-a-killed-process-are-in-memory-alone-after-a-flush": 25,
+    "what-was-cancelled-before-a-flush-comes-after-a-kill": 101,
+    "a-log-in-doubt-is-told-to-nobody": 228,
+    "a-refused-put-of-a-wheel-is-told-to-nobody": 352,
+}
+"""The same of runs with the focus on the reference engines."""

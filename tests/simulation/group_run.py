@@ -367,7 +367,7 @@ class GroupRun(RandomRun):
 
     @property
     def _is_async(self) -> bool:
-        return self.world.owner.async_delivery and self.world.owner.engine == "levels"
+        return self.world.owner.delivers_later
 
     @property
     def _slack_ms(self) -> int:

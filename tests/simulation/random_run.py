@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 
 from message_store.base.errors import DelayStoreError
+from tests.faults.leeway import leeway_of
 from tests.simulation.account import PENDING, WIDE, Life
 from tests.simulation.bench import START_MS
 from tests.simulation.cases import POWER
@@ -79,6 +80,9 @@ class RandomRun:
         self.count, self._looks = drawn.count, drawn.looks
         self._strikes, self._harm = drawn.strikes, drawn.harm
         self._focus, self._moves = focus, drawn.moves
+        is_a_broker_s = drawn.owner.leeway.is_a_broker_s
+        # A wheel forgets slots that are a week behind when a broker starts.
+        self._longest_ms = DAY_MS if is_a_broker_s else _LONG_DELAYS_MS[-1] + DAY_MS
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -172,6 +176,7 @@ class RandomRun:
             self._go_on_or_let_go(rng)
         if failing is not None and failing.failed > failed and self._strike is not None:
             world.is_stale = True
+            world.account.struck()
             self.struck[self._strike.fault] += 1
             self._failing = None
         if not world.is_open:
@@ -257,7 +262,7 @@ class RandomRun:
                 if family != world.owner.family:
                     quiet(partial(self._change_family, to=family))
             for step_ms in _TO_THE_END_MS:
-                world.clock.tick(step_ms)
+                world.clock.tick(min(step_ms, self._longest_ms))
                 for _ in range(4 if world.owner.async_delivery else 1):
                     quiet(lambda _rng: world.advance())
             quiet(lambda _rng: world.look())
@@ -274,6 +279,7 @@ class RandomRun:
 
     def _actions(self) -> list[tuple[Callable[[random.Random], None], float]]:
         world, kills = self.world, self._focus == KILLS
+        is_ours = not world.owner.leeway.is_a_broker_s
         actions: list[tuple[Callable[[random.Random], None], float]] = [
             (self._schedule, 12),
             (self._batch, 4),
@@ -281,15 +287,15 @@ class RandomRun:
             (self._cancel_and_schedule_again, 3),
             (self._time, 14),
             (self._stand, 2),
-            (self._clock_back, 2),
-            (self._advance_ahead, 3),
+            (self._clock_back, 2 * is_ours),
+            (self._advance_ahead, 3 * is_ours),
             (self._flush, 2 if kills else 5),
             (lambda _rng: world.look(), 2),
             (self._reopen_orderly, 3),
             (self._kill, 14 if kills else 2),
             (self._together, 10 if kills else 4),
         ]
-        if world.owner.family == "timers":
+        if world.owner.family == "timers" and is_ours:
             actions += [
                 (self._change_hands, 6 if kills else 2),
                 (self._change_precision, 6 if kills else 1),
@@ -351,7 +357,8 @@ class RandomRun:
             if receipt is not None:
                 return receipt.due_ms
         is_long = rng.random() < 0.05
-        return self.world.clock.now_ms() + rng.choice(_LONG_DELAYS_MS if is_long else _DELAYS_MS)
+        delay_ms = rng.choice(_LONG_DELAYS_MS if is_long else _DELAYS_MS)
+        return self.world.clock.now_ms() + min(delay_ms, self._longest_ms)
 
     def _name(self, rng: random.Random) -> str:
         if self._focus == KILLS:
@@ -432,7 +439,8 @@ class RandomRun:
         if self._focus == KILLS and rng.random() < 0.4:
             self._time_of_a_promise(rng)
             return
-        self.world.clock.tick(rng.choice(_LONG_LEAPS_MS if is_long else _LEAPS_MS))
+        leap_ms = rng.choice(_LONG_LEAPS_MS if is_long else _LEAPS_MS)
+        self.world.clock.tick(min(leap_ms, self._longest_ms))
         self.world.advance()
 
     def _time_of_a_promise(self, rng: random.Random) -> None:
@@ -521,12 +529,19 @@ class RandomRun:
     def _change_family(self, rng: random.Random, to: str | None = None) -> None:
         """Levels and wheels by turns, each with messages of its own."""
         family = to or ("timers" if self.world.owner.family == "levels" else "levels")
-        engines = [engine for engine in FAMILIES if FAMILIES[engine] == family]
+        engines = [
+            engine
+            for engine in FAMILIES
+            if FAMILIES[engine] == family
+            and leeway_of(engine).is_a_broker_s == self.world.owner.leeway.is_a_broker_s
+        ]
         engine = rng.choice(engines)
         if family == "timers" and (self.world.root / "delaywheel" / "hierarchy").exists():
             engine = "hierarchy"
-        owner = attrs.evolve(self.world.owner, engine=engine, precision_ms=None)
-        self._become(rng, owner)
+        # Other slots lose a broker's messages.
+        is_a_broker_s = self.world.owner.leeway.is_a_broker_s
+        precision_ms = self.world.owner.precision_ms if is_a_broker_s else None
+        self._become(rng, attrs.evolve(self.world.owner, engine=engine, precision_ms=precision_ms))
 
 
 __all__ = ["ENGINES", "START_MS", "Outcome", "RandomRun"]

@@ -29,8 +29,22 @@ import pytest
 
 from message_store.base import parallel
 from migrate.write import staging
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, GROUPS, KILLS, MOVES, Drawn
-from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_GROUPS, FAILED_ONCE_IN_MOVES
+from tests.simulation.draws import (
+    DAMAGE,
+    ENGINES,
+    FOCUSES,
+    GROUPS,
+    KILLS,
+    MOVES,
+    REFERENCES,
+    Drawn,
+)
+from tests.simulation.failed_once import (
+    FAILED_ONCE,
+    FAILED_ONCE_IN_GROUPS,
+    FAILED_ONCE_IN_MOVES,
+    FAILED_ONCE_IN_REFERENCES,
+)
 from tests.simulation.group_strikes import StruckGroupRun
 from tests.simulation.random_migration import run_migration
 from tests.simulation.random_run import Outcome, RandomRun
@@ -227,10 +241,13 @@ def main() -> int:
     """Run the seeds that are asked for, and tell of them."""
     asked = asked_for()
     seeds = seeds_of(asked.first, asked.seeds, asked.kinds, asked.focus)
-    if asked.failed_once and asked.focus in (None, GROUPS):
-        without_focus = {**FAILED_ONCE, **FAILED_ONCE_IN_MOVES}
-        failed_once = without_focus if asked.focus is None else FAILED_ONCE_IN_GROUPS
-        seeds = [*failed_once.values(), *seeds]
+    if asked.failed_once:
+        failed_once = {
+            None: {**FAILED_ONCE, **FAILED_ONCE_IN_MOVES},
+            GROUPS: FAILED_ONCE_IN_GROUPS,
+            REFERENCES: FAILED_ONCE_IN_REFERENCES,
+        }
+        seeds = [*failed_once.get(asked.focus, {}).values(), *seeds]
     if asked.trace or asked.shorten:
         return max(
             trace_one(seed, asked.focus, shortened=asked.shorten, with_events=asked.events)

@@ -11,8 +11,21 @@ from pathlib import Path
 import pytest
 
 from message_store.writing.settings import StoreSettings
-from tests.simulation.draws import DAMAGE, ENGINES, FOCUSES, INDEX, KILLS, MOVES, Drawn
-from tests.simulation.failed_once import FAILED_ONCE, FAILED_ONCE_IN_MOVES
+from tests.simulation.draws import (
+    DAMAGE,
+    ENGINES,
+    FOCUSES,
+    INDEX,
+    KILLS,
+    MOVES,
+    REFERENCES,
+    Drawn,
+)
+from tests.simulation.failed_once import (
+    FAILED_ONCE,
+    FAILED_ONCE_IN_MOVES,
+    FAILED_ONCE_IN_REFERENCES,
+)
 from tests.simulation.harm import KINDS
 from tests.simulation.random_runs import MIGRATION_EVERY, run_seed, seeds_of
 from tests.simulation.simulated_disk import Event
@@ -39,6 +52,13 @@ def test_a_run_is_sound_and_the_same_again(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("seed", _FAILED.values(), ids=_FAILED)
 def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
     outcome = run_seed(seed, tmp_path / "run")
+    assert not outcome.wrong, outcome.trace
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("seed", FAILED_ONCE_IN_REFERENCES.values(), ids=FAILED_ONCE_IN_REFERENCES)
+def test_a_run_of_a_reference_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
+    outcome = run_seed(seed, tmp_path / "run", focus=REFERENCES)
     assert not outcome.wrong, outcome.trace
 
 

@@ -61,14 +61,9 @@ class Together:
 
     def cancel(self) -> None:
         """A thread takes one back that no other takes back."""
-        known = [
-            life
-            for life in self._account.lives
-            if life.receipt is not None
-            and life.family == self._account.family
-            and life.name not in self.cancelled
-        ]
+        known = [life for life in self._world.known if life.name not in self.cancelled]
         if known:
+            self._advances |= self._world.owner.leeway.is_a_broker_s
             life, by_receipt = self._rng.choice(known[-8:]), self._rng.random() < 0.5
             self.cancelled.add(life.name)
             self._works.append((f"cancel {life}", lambda: self._cancel(life, by_receipt)))
@@ -80,6 +75,7 @@ class Together:
 
     def flush(self) -> None:
         """A thread flushes."""
+        self._advances |= self._world.owner.leeway.is_a_broker_s
         self._works.append(("flush", self._flush))
 
     def look(self) -> None:
@@ -97,8 +93,9 @@ class Together:
         self._works.append((told, work))
 
     def close(self) -> None:
-        """A thread closes the store."""
+        """A thread closes the store; a broker's engine delivers what is due."""
         self._closes = True
+        self._advances |= self._world.owner.leeway.is_a_broker_s
         self._works.append(("close", self._close))
 
     # --- how it is done ---------------------------------------------------------------------------
@@ -155,7 +152,12 @@ class Together:
         may_miss = self._advances and self._world.forgets and self._account.family == "timers"
         always = [life for life in lives if before.get(life) == life.may == {PENDING}]
         always = [] if may_miss else always
-        ever = [life for life in lives if PENDING in before.get(life, {PENDING})]
+        ever = [
+            life
+            for life in lives
+            if PENDING in before.get(life, {PENDING})
+            for _ in range(self._account.most_of(life))
+        ]
         wrong = [
             f"beside it {count} messages are pending, not {len(always)} to {len(ever)}"
             for count in self._counted
@@ -210,7 +212,7 @@ class Together:
         world, now_ms = self._world, self._world.clock.now_ms()
         promised = [life for life in self._account.lives if life.receipt is not None]
         world.store.advance(now_ms)
-        if not world.owner.async_delivery or world.owner.engine != "levels":
+        if not world.owner.delivers_later:
             self._account.advanced(now_ms, promised)
 
     def _flush(self) -> None:

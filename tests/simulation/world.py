@@ -37,12 +37,22 @@ from message_store.base.errors import (
 from message_store.format.java_numbers import LONG_MAX
 from message_store.redelivery.lineage import first_offset
 from migrate.look.inspect import inspect_store
+from tests.faults import leeway
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon
 from tests.faults.store_reading import Found, delivered, log_begin
-from tests.simulation.account import ABSENT, CANCELLED, PENDING, Account, Life, message_of
+from tests.simulation.account import (
+    ABSENT,
+    CANCELLED,
+    PENDING,
+    SHORTEST_LEVEL_MS,
+    Account,
+    Life,
+    message_of,
+)
 from tests.simulation.bench import START_MS, Setup
+from tests.simulation.broker_account import BrokerAccount
 from tests.simulation.cases import watched
 from tests.simulation.simulated_disk import (
     Event,
@@ -60,8 +70,10 @@ from tests.simulation.turns import taking_turns
 from timer_wheel.format.wheel_math import effective_read_time_ms
 
 DAY_MS = 86_400_000
-FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers", "time-index": "index"}
-
+FAMILIES = {
+    **{"levels": "levels", "wheel": "timers", "hierarchy": "timers", "time-index": "index"},
+    **{leeway.LEVELS: "levels", leeway.WHEEL: "timers"},
+}
 
 _LATE_MS = DAY_MS
 """How much later a broker starts that is late."""
@@ -89,7 +101,17 @@ class Owner(Setup):
     @property
     def slot_ms(self) -> int:
         """How wide its promises are."""
-        return self.precision_ms or {"wheel": 1_000}.get(self.engine, 1)
+        return self.precision_ms or {"wheel": 1_000, leeway.WHEEL: 1_000}.get(self.engine, 1)
+
+    @property
+    def leeway(self) -> leeway.Leeway:
+        """What its promise leaves open."""
+        return leeway.leeway_of(self.engine)
+
+    @property
+    def delivers_later(self) -> bool:
+        """Whether what is due may be under way when an advance comes back."""
+        return self.async_delivery and self.family == "levels"
 
 
 def forgets(owner: Owner) -> bool:
@@ -104,6 +126,11 @@ class World:
         self.owner, self.folder, self.root = owner, folder, folder / "store"
         self.clock = ManualClock(START_MS)
         self.account = Account(owner.family, owner.settings.repeat_after_kill)
+        if owner.leeway.is_a_broker_s:
+            rolls_from_ms = (owner.window_slots - 1) * owner.slot_ms
+            self.account = BrokerAccount(
+                owner.family, clock=self.clock, rolls_from_ms=rolls_from_ms
+            )
         self.disk = SimulatedDisk(self.root)
         self.trace: list[str] = []
         self.failing: Failing | None = None
@@ -186,12 +213,19 @@ class World:
     def close(self, *, is_orderly: bool = True) -> None:
         """The end, after which everything outlives a loss of power if it was an orderly one."""
         if self._store is not None:
+            self._may_deliver()
             self._store.close()
             self._store = None
             if is_orderly:
                 self.account.flushed()
             else:
                 self.account.killed()
+
+    def _may_deliver(self) -> None:
+        """What begins may deliver what is due, as a broker's services do whenever they run."""
+        if self.owner.leeway.is_a_broker_s:
+            self.account.advance(self.clock.now_ms())
+            self.is_stale = True
 
     def was_closed(self) -> None:
         """Some thread closed the store: one in doubt is released as after a kill."""
@@ -259,8 +293,8 @@ class World:
     def require_too_long(self, dues_ms: Sequence[int]) -> None:
         """Hold a refusal of these times to what the engine promises."""
         longest_ms = max(dues_ms) - self.clock.now_ms()
-        limits_ms = {"levels": 7_200_000, "time-index": self.owner.settings.retention_ms}
-        if longest_ms <= limits_ms.get(self.owner.engine, longest_ms):
+        limits_ms = {"levels": 7_200_000, "index": self.owner.settings.retention_ms}
+        if longest_ms <= limits_ms.get(self.owner.family, longest_ms):
             self.require([f"a delay of {longest_ms} ms was refused"])
 
     def _require_promises(self, begun: Sequence[Life]) -> None:
@@ -269,14 +303,15 @@ class World:
             receipt = life.receipt
             assert receipt is not None
             late_ms = receipt.promised_ms - max(receipt.due_ms, now_ms)
-            limit_ms = 7_200_000 if self.owner.engine == "levels" else self.owner.slot_ms
+            limit_ms = 7_200_000 if self.owner.family == "levels" else self.owner.slot_ms
             if not 0 <= late_ms <= max(limit_ms, self.account.widest_ms, 3):
                 self.require([f"promised {late_ms} ms after it is due: {life}"])
 
     @property
     def known(self) -> list[Life]:
         """Those of which the engine that has the store may be asked."""
-        lives = [life for life in self.account.lives if life.receipt is not None]
+        lives = self.account.lives if self.owner.leeway.cancels else []
+        lives = [life for life in lives if life.receipt is not None]
         return [life for life in lives if life.family == self.account.family]
 
     def cancel(self, rng: random.Random) -> None:
@@ -310,14 +345,16 @@ class World:
             self.see()
         before = len(self._seen)
         found = self.store.advance(now_ms)
-        if not self.owner.async_delivery or self.owner.engine != "levels":
+        if not self.owner.delivers_later:
             self.account.advanced(now_ms)
         self._last_advance_ms = now_ms
         self.see()
-        if len(found) != len(self._seen) - before and not self.account.is_repeating:
-            new = len(self._seen) - before
+        new = len(self._seen) - before
+        # What a broker's engine delivered for a cancel it tells of later.
+        is_told = len(found) >= new if self.owner.leeway.is_a_broker_s else len(found) == new
+        if not is_told and not self.account.is_repeating:
             self.require([f"advance tells of {len(found)} deliveries, the topics of {new}"])
-        if not self.owner.async_delivery:
+        if not self.owner.async_delivery and not self.owner.leeway.is_a_broker_s:
             self._require_order(found)
 
     def _require_order(self, found: Iterable[Delivered]) -> None:
@@ -329,6 +366,7 @@ class World:
     def flush(self) -> None:
         """What was promised outlives a loss of power."""
         self.say("flush")
+        self._may_deliver()
         self.store.flush()
         self.account.flushed()
 
@@ -367,17 +405,21 @@ class World:
         self.require(self.account.wrong_times(own))
         errors = [each for each in self.store.check() if each.severity is Severity.ERROR]
         self.require([f"check finds: {each}" for each in errors])
-        if self.owner.async_delivery and self.owner.engine == "levels":
+        if self.owner.delivers_later:
             return  # what is under way is due before anybody looks at it again
         next_ms = self.store.next_due_ms()
         first_ms = min((each.due_ms for each in pending), default=None)
-        if (next_ms is None) != (first_ms is None) or (next_ms or 0) > (first_ms or 0):
+        limit_ms = 0
+        if self.owner.leeway.is_a_broker_s:  # whose levels hold back what is due behind them
+            limit_ms = self.clock.now_ms() + SHORTEST_LEVEL_MS
+        if (next_ms is None) != (first_ms is None) or (next_ms or 0) > max(first_ms or 0, limit_ms):
             self.require([f"next due at {next_ms}, and the first one pending at {first_ms}"])
 
     @property
     def tells_readers(self) -> bool:
-        """Whether readers know how wide slots are."""
-        return self.is_ours_alone and self.owner.slot_ms in (1, 1_000)
+        """Whether readers know how wide slots are, and do not tell what a broker would repeat."""
+        knows_all = self.is_ours_alone and self.owner.engine != leeway.WHEEL
+        return knows_all and self.owner.slot_ms in (1, 1_000)
 
     def look_beside(self) -> None:
         """What readers find in a store that nobody has open. They guess how wide slots are, and

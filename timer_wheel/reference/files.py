@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from message_store.base.clock import Clock
-from message_store.base.errors import BadFieldError, FormatError, TargetError
+from message_store.base.errors import BadFieldError, FormatError
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import (
     InPlaceFile,
@@ -116,7 +116,9 @@ class RecordsOfStore:
             return None
 
     def put_message(self, message: MessageExtBrokerInner) -> PutMessageStatus:
-        """Append a record and its queue entry. Raises TargetError where the log is broken then."""
+        """Append a record and its queue entry. Raises TargetError where the disk refuses: a broker
+        would try three times, and then lose it.
+        """
         store, source = self._store, message.source
         how = ROLLED if message.is_roll else FROM_WHEEL
         suffix = "".join(f"{name}\x01{value}\x02" for name, value in message.properties).encode()
@@ -144,9 +146,6 @@ class RecordsOfStore:
                 queue.append_one(offset, size_bytes, tags_code_of(source))
         except FormatError:
             return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
-        except TargetError:
-            store.log.require_unbroken()
-            return PutMessageStatus.SERVICE_NOT_AVAILABLE
         if not message.is_roll:
             store.remember_topic(topic, queue_id)
             self._delivered.append(Put(offset, size_bytes, promised_ms(source, self._precision_ms)))
@@ -159,9 +158,14 @@ class RecordsOfStore:
 
 
 def promised_ms(message: StoredMessage, precision_ms: int) -> int:
-    """When a message was promised for: the end of its slot, or when it was stored overdue."""
-    out_ms = parse_long(message.properties[names.TIMER_OUT_MS])
-    return max(floor_ms(out_ms, precision_ms) + precision_ms, message.store_timestamp_ms)
+    """When a message was promised for: the end of its slot, or when it was stored overdue. One that
+    rolled was not: its record may be stored late.
+    """
+    end_ms = (
+        floor_ms(parse_long(message.properties[names.TIMER_OUT_MS]), precision_ms) + precision_ms
+    )
+    has_rolled = names.TIMER_ROLL_TIMES in message.properties
+    return end_ms if has_rolled else max(end_ms, message.store_timestamp_ms)
 
 
 class LogOfUnits:
@@ -169,6 +173,8 @@ class LogOfUnits:
 
     def __init__(self, root: StoreRoot, file_bytes: int) -> None:
         self._segments = LiveSegments(root.timer_log, file_bytes, root=root.path)
+        for start in self._segments.starts:  # a killed process may have synced none of it
+            self._segments.doubt(start)
         self._end = self.flushed_where = self._segments.end_offset
         self.has_deletes = self._end > 0
 
@@ -182,18 +188,15 @@ class LogOfUnits:
         return tuple(self._segments.starts)
 
     def append(self, unit: bytes) -> int:
-        """Put a unit at the end; its position, or -1 where the disk refuses. A file ends where no
-        unit and blank fit any more. RocketMQ: TimerLog#append.
+        """Put a unit at the end; its position. A file ends where no unit and blank fit any more.
+        Raises TargetError, where Java says -1. RocketMQ: TimerLog#append.
         """
-        try:
-            left = self.file_size - self._end % self.file_size
-            if len(unit) + TIMER_BLANK.size > left:
-                blank = TIMER_BLANK.encode(size_bytes=left, reserved=0, magic=MAGIC_BLANK)
-                self._segments.write_at(self._end, blank)
-                self._end += left
-            self._segments.write_at(self._end, unit)
-        except TargetError:
-            return -1
+        left = self.file_size - self._end % self.file_size
+        if len(unit) + TIMER_BLANK.size > left:
+            blank = TIMER_BLANK.encode(size_bytes=left, reserved=0, magic=MAGIC_BLANK)
+            self._segments.write_at(self._end, blank)
+            self._end += left
+        self._segments.write_at(self._end, unit)
         self.has_deletes |= bool(TIMER_UNIT.decode_at(unit, 0)["magic"] & FLAG_DELETE)
         self._end += len(unit)
         return self._end - len(unit)

@@ -3,8 +3,8 @@
 
 It takes messages in as ``WheelStore`` does, and delivers them by ``TimerMessageStore``, one at a
 time, in a broker's ways. It is for reading, for stepping, and as the oracle of ``WheelStore``; it
-is slow. A kill delivers again what was delivered since the last flush, and a message that the disk
-refuses three times is lost: so brokers do.
+is slow. A kill delivers again what was delivered since the last flush, as in brokers. A refusal of
+the disk is raised, and the store has to be opened again: brokers lose what is refused three times.
 """
 
 from collections.abc import Iterable, Iterator
@@ -114,6 +114,17 @@ class _Named:
         raise UnsupportedStoreError("RocketMQ cannot reschedule a message; WheelStore can")
 
 
+class TimersOfStore(TimerMessageStore):
+    """The timers of a store whose flush waits for all: what its checkpoint names was put."""
+
+    def load(self) -> None:
+        """Recover. What was due when it was stored has no unit: a broker would put it again."""
+        done = min(self.timer_checkpoint.last_queue_offset, self.queue.max_offset)
+        super().load()
+        self.curr_queue_offset = max(self.curr_queue_offset, done)
+        self.commit_queue_offset = self.curr_queue_offset
+
+
 class ReferenceWheelStore(TimerStore):
     """``DelayStore`` by RocketMQ's own algorithm. Made by ``open``. ``timers`` is the algorithm,
     for whoever wants to step it; ``advance`` steps it until it waits for the clock.
@@ -134,8 +145,12 @@ class ReferenceWheelStore(TimerStore):
         files = StoreFiles(
             self._queue, self._records, self._log, self._wheel, check_file, self._metrics
         )
-        self.timers = TimerMessageStore(config, self._turns, files)
-        self.timers.load()
+        self.timers = TimersOfStore(config, self._turns, files)
+        try:
+            self.timers.load()
+        except BaseException:
+            self._let_go()
+            raise
         self.timers.start()
         super().__init__(store, ReferenceIntake(store, queue, settings))
 
@@ -174,13 +189,24 @@ class ReferenceWheelStore(TimerStore):
 
     def _place_queued(self) -> None:
         """Let the first two services work, until they wait."""
-        run_until_idle(self.timers.services[:2])
+        self._run(self.timers.services[:2])
+
+    def _run(self, services: Iterable[AbstractStateService]) -> None:
+        """Step services until each of them waits. One that is stopped in its midst never goes on.
+        Raises TargetError.
+        """
+        self.live.log.require_unbroken()
+        try:
+            run_until_idle(services)
+        except BaseException:
+            self.live.log.break_off()
+            raise
 
     def _turn(self, now_ms: int) -> LogDeliveries:
         """Step all services until each waits for the clock. A time before the last is none."""
         if floor_ms(now_ms, self.timers.precision_ms) >= self.timers.curr_write_time_ms:
             with self._turns.turned_to(now_ms):
-                run_until_idle(self.timers.services)
+                self._run(self.timers.services)
         puts = self._records.take_delivered()
         columns = zip(*(attrs.astuple(put) for put in puts), strict=True) if puts else ((), (), ())
         offsets, sizes, promised = columns
@@ -193,12 +219,13 @@ class ReferenceWheelStore(TimerStore):
             self._log.delete_expired(self.live.log.min_offset)
 
     def _find_next_due(self) -> int | None:
-        unplaced = [promised_ms(m, self.timers.precision_ms) for m in self._without_units()]
-        if self._log.has_deletes:
-            return min([*unplaced, *(due_ms for _, due_ms in self._messages())], default=None)
+        unplaced = [*self._without_units()]
+        if self._log.has_deletes or any(map(is_marker, unplaced)):
+            return min((due_ms for _, due_ms in self._messages()), default=None)
+        precision_ms = self.timers.precision_ms
         slots = self._wheel.times_from(self.timers.curr_read_time_ms)
-        first = [time_ms + self.timers.precision_ms for time_ms in (next(slots, None),) if time_ms]
-        return min([*unplaced, *first], default=None)
+        first = [time_ms + precision_ms for time_ms in (next(slots, None),) if time_ms]
+        return min([*(promised_ms(each, precision_ms) for each in unplaced), *first], default=None)
 
     # --- pending messages -----------------------------------------------------------------------
 
@@ -234,10 +261,10 @@ class ReferenceWheelStore(TimerStore):
         marked = {
             (message.properties[names.TIMER_DELETE_UNIQUE_KEY], promised_ms(message, precision_ms))
             for message, _ in found
-            if names.TIMER_DELETE_UNIQUE_KEY in message.properties
+            if is_marker(message)
         }
         for message, flags in found:
-            if flags & FLAG_DELETE or names.TIMER_DELETE_UNIQUE_KEY in message.properties:
+            if flags & FLAG_DELETE or is_marker(message):
                 continue
             due_ms = promised_ms(message, precision_ms)
             key = self.timers.build_delete_key(message.real_topic, message.unique_key or "")
@@ -262,15 +289,18 @@ class ReferenceWheelStore(TimerStore):
         """A marker is told by its unit."""
 
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages[Target]:
-        """One marker is enough: it takes what has its key and slot, also what comes later."""
+        """One marker is enough: it takes what has its key and slot, also what comes later. None
+        gets into a slot that is over: its messages are as good as delivered.
+        """
         for message, due_ms in self._messages():
-            if self._is_named(message, due_ms, handle):
-                slot_end_ms = due_ms - self.timers.precision_ms
-                return _Named([Target(message, slot_end_ms, (0, 0))], Cancellation.CANCELLED)
+            slot_ms = due_ms - self.timers.precision_ms
+            is_ahead = slot_ms >= self.timers.curr_write_time_ms
+            if is_ahead and self._is_named(message, due_ms, handle):
+                return _Named([Target(message, slot_ms, (0, 0))], Cancellation.CANCELLED)
         return _Named([], self._fate(handle))
 
     def _was_recalled(self, target: Target, marker_offset: int | None) -> None:
-        self._place_queued()
+        self._place_all()
 
     def _is_named(self, message: StoredMessage, due_ms: int, handle: RecallHandle) -> bool:
         is_it = (message.unique_key, message.real_topic) == (handle.unique_key, handle.topic)
@@ -286,7 +316,7 @@ class ReferenceWheelStore(TimerStore):
             if message is None or names.TIMER_OUT_MS not in message.properties:
                 continue
             if self._is_named(message, promised_ms(message, self.timers.precision_ms), handle):
-                if names.TIMER_DELETE_UNIQUE_KEY in message.properties:
+                if is_marker(message):
                     return Cancellation.CANCELLED
                 outcome = Cancellation.ALREADY_DELIVERED
         return outcome
@@ -299,25 +329,40 @@ class ReferenceWheelStore(TimerStore):
     def _findings(self) -> list[Finding]:
         return worst_first([*self._lost().findings(), *queue_findings(self.live)])
 
+    def flush(self) -> None:
+        """Log, queues, timer log, slots and checkpoint, durably and in this order."""
+        self.live.flush_all_next()  # the log does not tell a broker what was delivered
+        super().flush()
+
     def _flush(self) -> None:
         store = self.live
-        store.sync_log()
-        store.sync_queues()
-        with self.live.reading():
+        with store.reading():  # the checkpoint names nothing that is not on the disk
+            self._place_all()
+            store.sync_log()
+            store.sync_queues()
             self.timers.flush()
             self._metrics.persist(self.timers.timer_checkpoint.counter, self.clock.now_ms())
         store.write_topics()
         store.write_checkpoint(durably=True)
 
-    def _end(self) -> None:
-        """Put what was overdue, or the checkpoint may not name what lies behind it in the queue."""
+    def _place_all(self) -> None:
+        """Put what is overdue, or what lies behind it in the queue is not placed."""
         enqueue_put, enqueue_get, *_, dequeue_put = self.timers.services
-        run_until_idle((enqueue_put, enqueue_get, dequeue_put))
+        self._run((enqueue_put, enqueue_get, dequeue_put))
+
+    def _end(self) -> None:
+        self._place_all()
+        self.live.sync_log()
         self.timers.shutdown()
 
     def _let_go(self) -> None:
         self._log.close()
         self._wheel.close()
+
+
+def is_marker(message: StoredMessage) -> bool:
+    """Whether it is a delete marker."""
+    return names.TIMER_DELETE_UNIQUE_KEY in message.properties
 
 
 def run_until_idle(services: Iterable[AbstractStateService]) -> None:

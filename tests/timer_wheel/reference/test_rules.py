@@ -2,13 +2,15 @@
 """Single rules of the reference wheel, over a protocol in memory: what waits, and what is lost."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
 
 from message_store import AtMs, ManualClock, Message
-from message_store.base.errors import BadFieldError, UnsupportedStoreError
+from message_store.base.errors import BadFieldError, TargetError, UnsupportedStoreError
+from message_store.format import properties as names
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import LOCAL_HOST, StoredMessage
@@ -18,6 +20,7 @@ from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_math import effective_roll_window
+from timer_wheel.reference.files import LogOfUnits, RecordsOfStore
 from timer_wheel.reference.protocol import (
     MessageExtBrokerInner,
     PutMessageStatus,
@@ -363,3 +366,43 @@ def test_each_goes_on_where_the_other_stopped(
             clock.tick(1_000)
             came += [each.message.unique_key for each in other.advance(clock.now_ms())]
     assert came == [f"K{number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TargetError("no room")])
+@pytest.mark.parametrize("stopped", [RecordsOfStore.put_message, LogOfUnits.append])
+def test_a_store_whose_services_were_stopped_goes_on_when_it_is_opened_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    stopped: Callable[..., object],
+) -> None:
+    def stop(*_given: object) -> None:
+        raise error
+
+    clock = ManualClock(NOW_MS)
+    with ReferenceWheelStore.open(tmp_path / "store", clock=clock) as store:
+        store.advance(NOW_MS)
+        for delay_ms in (0, 1_000, 60_000):
+            store.schedule(Message("orders", b"x"), AtMs(NOW_MS + delay_ms))
+        clock.tick(2_000)
+        with monkeypatch.context() as patch:
+            kind = RecordsOfStore if stopped is RecordsOfStore.put_message else LogOfUnits
+            patch.setattr(kind, stopped.__name__, stop)
+            with pytest.raises(type(error)):
+                store.advance(clock.now_ms())
+        for ask in (store.next_due_ms, store.pending, store.flush, lambda: store.advance(NOW_MS)):
+            with pytest.raises(TargetError, match="open it again"):
+                ask()
+    with ReferenceWheelStore.open(tmp_path / "store", clock=clock) as store:
+        assert len(store.advance(clock.now_ms())) == 2
+        assert store.next_due_ms() == NOW_MS + 60_000
+
+
+def test_a_delete_marker_that_comes_too_late_for_a_unit_is_not_due(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    with ReferenceWheelStore.open(tmp_path / "store", clock=clock) as store:
+        store.advance(NOW_MS)
+        asked = {names.TIMER_DELETE_UNIQUE_KEY: "K", names.TIMER_DELIVER_MS: str(NOW_MS + 1)}
+        store.put(Message("orders", b"x", properties=asked))
+        clock.tick(5_000)
+        assert store.next_due_ms() is None
