@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which store roots can be opened for writing: new ones, and those that nobody left half done."""
 
+import os
+
 from message_store.base.errors import SourceError, TargetError, UnsupportedStoreError, reason_of
+from message_store.base.printable import printable
 from message_store.files.dledger import refuse_member
 from message_store.files.rocksdb.queues import refuse_queue_database
 from message_store.files.segments import holds_queues
@@ -32,6 +35,7 @@ def refuse_unwritable(root: StoreRoot) -> None:
                 f"{root.path}: an unfinished conversion; run the same convert command again"
             )
         if is_new:
+            _refuse_foreign(root)
             root.commit_log.mkdir()
             sync_directory(root.path)
     except (FileExistsError, NotADirectoryError) as error:
@@ -48,3 +52,14 @@ def refuse_unwritable(root: StoreRoot) -> None:
             raise UnsupportedStoreError(
                 f"{root.path / name}: {what}, which can be read and converted but not appended to"
             )
+
+
+def _refuse_foreign(root: StoreRoot) -> None:
+    """Raise SourceError where a new store would come to lie among files of something else."""
+    names = {name for name in os.listdir(root.path) if not name.startswith(".")} - {"lost+found"}
+    own = (root.config, root.own, root.lock, root.checkpoint, root.abort, root.timer_log)
+    if names and not names & {path.name for path in own}:
+        raise SourceError(
+            f"{root.path}: no store, and not empty: {printable(min(names))} is there; name an empty"
+            " directory for a new store"
+        )

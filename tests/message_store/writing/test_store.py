@@ -444,3 +444,22 @@ def test_dialects_differ_where_brokers_do() -> None:
         "5.4": (True, False, 5, "5.4", True, True),
         "5.5": (True, False, 6, "5.5", True, True),
     }
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["src", "README.md"]])
+def test_a_directory_of_something_else_does_not_become_a_store(
+    tmp_path: Path, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("theirs")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SourceError, match="no store, and not empty"):
+        opened(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [".keep", "lost+found", "config"])
+def test_a_new_store_may_have_what_says_nothing_of_another_use(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    opened(tmp_path).close()
+    assert (tmp_path / "commitlog").is_dir()
