@@ -12,7 +12,7 @@ from message_store.base.errors import FormatError
 from message_store.files.segments import SegmentReader
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
-from message_store.format.record_layout import head_layout
+from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, head_layout
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import Int64Array
 
@@ -73,9 +73,10 @@ def record_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> Stored
 
     None where there is none; a broker drops such a message silently.
     """
-    if not is_size_at(commit_log, offset, size_bytes):
-        return None
+    head = head_layout(0)
     try:
+        if head.decode_at(commit_log.read_at(offset, head.size), 0)["size_bytes"] != size_bytes:
+            return None
         segment = commit_log.segment_at(offset)
         if segment is None or offset + size_bytes > segment.start_offset + segment.length_bytes:
             return None
@@ -84,14 +85,19 @@ def record_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> Stored
         return None
 
 
-def is_size_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> bool:
-    """Whether what begins there says that it is of this size."""
+def leads_astray(commit_log: SegmentReader, offset: int, size_bytes: int) -> bool:
+    """Whether an entry is wrong, and not the record: no record begins there, or a whole one of
+    another size.
+    """
     head = head_layout(0)
     try:
         found = head.decode_at(commit_log.read_at(offset, head.size), 0)
     except FormatError:
-        return False
-    return bool(found["size_bytes"] == size_bytes)
+        return True
+    if found["magic"] not in (MAGIC_V1, MAGIC_V2):
+        return True
+    its_bytes = int(found["size_bytes"])
+    return its_bytes != size_bytes and record_at(commit_log, offset, its_bytes) is not None
 
 
 def pending_records(

@@ -20,7 +20,7 @@ from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_M
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
-from timer_wheel.reading.pending_timers import Blocking, PendingTimers, is_size_at, record_at
+from timer_wheel.reading.pending_timers import Blocking, PendingTimers, leads_astray, record_at
 
 SEARCHED_ENTRIES = 20_000
 """How far down the queue a broker looks for the entry of the last unit's record."""
@@ -71,7 +71,7 @@ def waiting_in_queue(
     queue: QueueEntries, commit_log: SegmentReader, from_queue_offset: int
 ) -> tuple[PendingTimers, Blocking, int]:
     """The messages from an offset of the timer queue on, the entries that stop a broker, and how
-    many lead to where no record of their size begins.
+    many others are wrong (``leads_astray``).
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
     skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
@@ -86,7 +86,8 @@ def waiting_in_queue(
         record = record_at(commit_log, offset, size_bytes)
         if record is not None:
             found.append((queue.first_queue_offset + row, offset, size_bytes, record))
-        astray_count += not is_size_at(commit_log, offset, size_bytes)
+        else:
+            astray_count += leads_astray(commit_log, offset, size_bytes)
     return *to_be_placed(found), astray_count
 
 
