@@ -29,6 +29,8 @@ from message_store.writing.store import LiveStore
 _SAMPLES = 64
 _SIZE_AT = QUEUE_UNIT.offset_of("size_bytes")
 _SIZE_FIELD_BYTES = 4
+_YEAR_MS = 366 * 86_400_000
+"""No clock was ever set back by more."""
 
 
 def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
@@ -152,7 +154,7 @@ def _wrong_due_times(
     delays_ms, delay_ms = due_ms - stored_ms, live.levels.delay_ms(level)
     is_wrong = (delays_ms < 0) | (delays_ms % WHOLE_DELAY_MS != 0)
     is_possible = (due_ms > PLAUSIBLE_DUE_MS) & (due_ms <= now_ms + delay_ms)
-    is_wrong &= ~is_possible | ((stored_ms > PLAUSIBLE_DUE_MS) & (stored_ms <= now_ms))
+    is_wrong &= ~is_possible | ((stored_ms > PLAUSIBLE_DUE_MS) & (stored_ms <= now_ms + _YEAR_MS))
     rows = np.flatnonzero((stored_ms != NO_TIME) & is_wrong & (delays_ms != delay_ms))
     right = units[rows]
     right["tags_code"] = stored_ms[rows] + delay_ms  # as 64 bits have it

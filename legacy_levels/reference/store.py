@@ -151,14 +151,14 @@ class LiveBroker:
     """``BrokerStore`` over a store that is open for writing; the store's lock is the caller's.
 
     ``deliveries`` are offset, size and due time of what was put since they were taken, ``refused``
-    is why the disk refused a put since the time was set.
+    is why the disk refused a message, by its first record, that it has not taken since.
     """
 
     def __init__(self, live: LiveStore) -> None:
         self.live = live
         self.looks = Looks()
         self.deliveries: list[tuple[int, int, int]] = []
-        self.refused: TargetError | None = None
+        self.refused: dict[int, TargetError] = {}
         self._now_ms = live.clock.now_ms()
         self._nano_time_ms = 0
         self._writer: OffsetsWriter | None = None
@@ -166,7 +166,7 @@ class LiveBroker:
     def set_time(self, now_ms: int) -> None:
         """Let the broker's clock say so; what nobody sets goes on only when this goes forward."""
         self._nano_time_ms += max(0, now_ms - self._now_ms)
-        self._now_ms, self.refused = now_ms, None
+        self._now_ms = now_ms
 
     def now_ms(self) -> int:
         """The time of the call that is running."""
@@ -202,9 +202,10 @@ class LiveBroker:
         try:
             self._append(attrs.evolve(message, magic=MAGIC_V2) if is_long else message)
         except TargetError as error:
-            self.refused = error
+            self.refused[message.commit_log_offset] = error
             answer.set_exception(error)
         else:
+            self.refused.pop(message.commit_log_offset, None)
             answer.set_result(True)
         return answer
 
@@ -377,10 +378,10 @@ class ReferenceLevelStore(Engine):
             while before != self._broker.looks.positions:
                 before = dict(self._broker.looks.positions)
                 self.service.run_due_tasks()
-            deliveries, refused = self._broker.take_deliveries(), self._broker.refused
+            refused = next(iter(self._broker.refused.values()), None)
             if refused is not None and not self.service.config.enable_schedule_async_deliver:
-                raise refused
-            return deliveries
+                raise refused  # what was delivered beside it is told by the next call
+            return self._broker.take_deliveries()
 
     def next_due_ms(self) -> int | None:
         """When the first level is to be looked at that has something due then."""

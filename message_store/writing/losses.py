@@ -31,9 +31,8 @@ from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.reading.commit_log import find_log_end
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
-from message_store.writing.queue_set import QueueSet
+from message_store.writing.queue_set import ENDS_NAME, QueueSet
 
-ENDS_NAME = "queue-ends.json"
 LOG_END_NAME = "log-end"
 LOG_FILE_NAME = "log-file-bytes.json"
 

@@ -6,7 +6,6 @@ take the size of the existing ones.
 """
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,14 @@ from pathlib import Path
 from message_store.base.errors import BadFieldError, SourceError
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import list_directories, list_segments
-from message_store.files.small_files import identity_of
+from message_store.files.small_files import identity_of, is_ordinary_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.message_rules import is_topic_name
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.writing.queue import LiveQueue
+
+ENDS_NAME = "queue-ends.json"
+"""Our own note of where queues ended when the store was closed."""
 
 _MAX_QUEUE_HANDLES = 400
 
@@ -79,9 +81,14 @@ class QueueSet:
         if segments.starts and segments.file_bytes != self._file_bytes:
             raise SourceError(
                 f"{directory}: files of {segments.file_bytes} bytes, where queues have files of"
-                f" {self._file_bytes}; take them from a backup, or remove them to have them rebuilt"
+                f" {self._file_bytes}; take them from a backup{self._way_out()}"
             )
         return LiveQueue(topic, queue_id, segments)
+
+    def _way_out(self) -> str:
+        """What knows of a queue that is gone is our own note alone."""
+        has_note = is_ordinary_file(self._root.own / ENDS_NAME)
+        return ", or remove them to have them rebuilt" if has_note else ""
 
     def _count_handle(self, name: tuple[str, int]) -> None:
         """Before a queue file is opened: close all where many are open. They are opened again when
@@ -129,13 +136,13 @@ def _queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
 
 
 def usual_queue_bytes(root: StoreRoot) -> int | None:
-    """The length of most queue files of a store, of those that hold whole units; of two that are as
-    frequent the greater one. None where there is no such file.
+    """The length of the longest queue file of a store that holds whole units: others were cut. None
+    where there is no such file.
     """
-    lengths = Counter(
+    lengths = (
         segment.length_bytes
         for _, _, directory in _queue_directories(root)
         for segment in list_segments(directory)
-        if segment.length_bytes and not segment.length_bytes % QUEUE_UNIT.size
+        if segment.length_bytes % QUEUE_UNIT.size == 0
     )
-    return max(lengths, key=lambda length: (lengths[length], length), default=None)
+    return max(lengths, default=0) or None

@@ -106,9 +106,9 @@ def survey(
     log.end_at(log.segments.found_end)  # a short last file was lengthened by zeros
     known = [_newest_record(log, queue) for queue in queues if queue.min_offset < queue.max_offset]
     own = [one for one in known if not one.queue.topic.startswith(LMQ_PREFIX)]
-    newest_end, last_start = max(((one.end, one.start) for one in own), default=(-1, -1))
+    newest_end, last_known = max(((one.end, one.start) for one in own), default=(-1, -1))
     if was_clean and newest_end >= 0:
-        start = newest_end
+        start, last_start = newest_end, last_known
     else:
         start, last_start = _unclean_start(log, queues, checkpoint.at_opening), -1
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
@@ -118,7 +118,10 @@ def survey(
         for each in log.segments.holes()
         if each < start - start % log.file_bytes and _holds_nothing(log, each)
     ]
-    end, last_record, stepped_over = _find_end(log, start, synced, checkpoint.synced_offset)
+    was_synced = checkpoint.synced_offset
+    if was_synced < 0 and not checkpoint.nothing_was_synced:  # nobody wrote it down
+        was_synced = last_known
+    end, last_record, stepped_over = _find_end(log, start, synced, was_synced)
     # What a queue knows of records behind a hole in the log, where the log ends, it has to forget.
     doubted = tuple(
         record if record.end <= end else _newest_record(log, record.queue, end)
@@ -285,7 +288,8 @@ def _find_end(
 
     A file that begins with nothing is lost, and no end of the log, if it was on the disk, as a
     record was that begins at ``known_synced``. Where nobody waited for the disk, a loss of power
-    leaves such files, and nothing behind them was promised.
+    leaves such files, and nothing behind them was promised. Where nobody noted what was synced,
+    as brokers before 5.5, what a queue leads to counts.
     """
     segments, end, last, lost = log.segments, start, -1, []
     walked = np.zeros(FOUND_LENGTH, np.int64)

@@ -27,8 +27,7 @@ from message_store.base.errors import (
 from message_store.base.printable import counted
 from message_store.files.array_room import joined_columns, new_array, row_blocks, rows_where
 from message_store.files.log_row import open_log
-from message_store.files.rocksdb.queues import queue_database
-from message_store.files.small_files import is_directory, is_present
+from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot, require_apart
 from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
@@ -63,12 +62,14 @@ def waiting_in_wheel(source: StoreRoot) -> int:
     """How many messages are pending on the source's own wheel, or in its RocksDB timeline.
 
     Counts what the wheel had not delivered when its hand last moved. The store may be older than a
-    wheel is long, and a broker that starts today would no longer reach all of it. A queue that was
-    in RocksDB may be lost where the wheel is not. A unit that no link leads to counts. Raises
-    SourceError where the checkpoint of the wheel is damaged: it may say that nothing waits.
+    wheel is long, and a broker that starts today would no longer reach all of it. A queue may be
+    lost where the wheel is not. A unit that no link leads to counts. Raises SourceError where the
+    checkpoint of the wheel is damaged, or the timer log has lost its end: that nothing waits may
+    not be so.
     """
-    may_be_lost = queue_database(source.path) is not None and is_present(source.timer_wheel)
-    if not is_directory(source.timer_queue()) and not may_be_lost:
+    if not any(
+        is_present(path) for path in (source.timer_queue(), source.timer_wheel, source.timer_log)
+    ):
         return 0
     if (damage := checkpoint_damage(source, SystemClock().now_ms())) is not None:
         raise SourceError(damage)
@@ -80,6 +81,8 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )
+    if wheel.lost_log_bytes:
+        wheel.require_sound()
     return len(wheel.pending) + wheel.unlinked_count
 
 

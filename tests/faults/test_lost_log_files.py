@@ -198,3 +198,29 @@ def test_what_is_left_of_a_log_tells_what_is_done(
         except (AssertionError, DelayStoreError) as error:
             wrong.append(f"{lost}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["levels", "wheel"])
+@pytest.mark.parametrize("note", ["none", "without an offset"])
+def test_what_queues_lead_to_counts_where_nobody_noted_what_was_synced(
+    name: str, note: str, tmp_path: Path
+) -> None:
+    """Brokers before 5.5 write times alone."""
+    store = opened(name, tmp_path / "store", START_MS)
+    for number in range(5):
+        advance(store, START_MS + 100_000 * number)
+        schedule(store, "ABCDE"[number], 12)
+        store.flush()
+    abandon(store)
+    checkpoint = tmp_path / "store" / "checkpoint"
+    if note == "none":
+        checkpoint.unlink()
+    else:
+        times = {"commit_log_timestamp_ms": START_MS + 1, "queue_timestamp_ms": START_MS + 1}
+        known = StoreCheckpoint.decode(checkpoint.read_bytes())
+        checkpoint.write_bytes(attrs.evolve(known, queue_commit_log_offset=0, **times).encode())
+    known_lives = lives(tmp_path / "store")
+    files = sorted((tmp_path / "store" / "commitlog").iterdir())
+    lost = files[len(files) // 2]
+    destroy(lost, "zero")
+    require_account(name, tmp_path / "store", known_lives, {int(lost.name)})

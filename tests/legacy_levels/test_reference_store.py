@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference on a store directory: what it promises as an engine, and what it refuses."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,16 @@ import pytest
 from legacy_levels import LevelRules, LevelStore
 from legacy_levels.delay_offsets import OffsetsWriter
 from legacy_levels.engine.rules import BROKER_TIMINGS
-from legacy_levels.reference.store import ReferenceLevelStore
+from legacy_levels.reference.store import LiveBroker, ReferenceLevelStore
 from message_store import AfterMs, AtLevel, ManualClock, Message, MessageBatch
-from message_store.base.errors import OptionsError, SourceError, UnsupportedStoreError
+from message_store.base.errors import (
+    OptionsError,
+    SourceError,
+    TargetError,
+    UnsupportedStoreError,
+)
 from message_store.format.dialect import Dialect
+from message_store.format.message import StoredMessage
 from tests.legacy_levels.level_stores import BOTH, SMALL, START_MS, message
 
 
@@ -94,3 +101,28 @@ def test_offsets_are_saved_behind_the_deliveries_that_they_name(
         clock.tick(20_000)
         assert len(store.advance(clock.now_ms())) == 1
         assert unsynced_bytes == [0]
+
+
+def test_what_the_disk_refuses_once_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service tries again by itself; nobody is told less than was delivered."""
+    clock = ManualClock(START_MS)
+    with ReferenceLevelStore.open(tmp_path, clock=clock) as store:
+        for number in range(6):
+            store.schedule(message(number), AtLevel(1))
+        append, calls = LiveBroker._append, []
+
+        def refused_once(broker: LiveBroker, given: StoredMessage) -> None:
+            calls.append(given)
+            if len(calls) == 4:
+                raise TargetError("no space left")
+            append(broker, given)
+
+        monkeypatch.setattr(LiveBroker, "_append", refused_once)
+        told: list[str | None] = []
+        for _ in range(4):
+            clock.tick(20_000)
+            with suppress(TargetError):
+                told += [each.message.unique_key for each in store.advance(clock.now_ms())]
+    assert len(set(told)) == len(told) == 6

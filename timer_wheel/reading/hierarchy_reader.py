@@ -120,7 +120,9 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         is_there = in_index.commit_log_offset >= commit_log.min_offset
         from_queue_offset = 0 if after_crash else max(0, placed_end)
         queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-        in_queue, blocking, astray_count = waiting_in_queue(queue, commit_log, placed_end)
+        in_queue, blocking, astray_count = waiting_in_queue(
+            queue, commit_log, placed_end, after_crash=after_crash
+        )
         timers = in_index.rows(is_there).followed_by(_by_promise(in_queue, slot_ms))
         done_count = 0
         if after_crash:

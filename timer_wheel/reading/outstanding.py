@@ -203,7 +203,9 @@ def outstanding(
     may_read_log = after_crash or timeline is not None
     from_queue_offset = 0 if may_read_log else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-    waiting, blocking, astray_count = waiting_in_queue(queue, commit_log, first_unread)
+    waiting, blocking, astray_count = waiting_in_queue(
+        queue, commit_log, first_unread, after_crash=after_crash
+    )
     again_count = 0 if after_crash else int(_are_placed(waiting, units).sum())
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)

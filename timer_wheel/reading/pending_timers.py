@@ -85,17 +85,19 @@ def record_at(commit_log: SegmentReader, offset: int, size_bytes: int) -> Stored
         return None
 
 
-def leads_astray(commit_log: SegmentReader, offset: int, size_bytes: int) -> bool:
+def leads_astray(
+    commit_log: SegmentReader, offset: int, size_bytes: int, *, after_crash: bool
+) -> bool:
     """Whether an entry is wrong, and not the record: no record begins there, or a whole one of
-    another size.
+    another size. After a crash what begins with nothing may have been lost with the power.
     """
     head = head_layout(0)
     try:
         found = head.decode_at(commit_log.read_at(offset, head.size), 0)
     except FormatError:
-        return True
+        return not after_crash
     if found["magic"] not in (MAGIC_V1, MAGIC_V2):
-        return True
+        return not after_crash or found["size_bytes"] != 0 or found["magic"] != 0
     its_bytes = int(found["size_bytes"])
     return its_bytes != size_bytes and record_at(commit_log, offset, its_bytes) is not None
 

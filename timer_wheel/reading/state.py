@@ -29,8 +29,9 @@ class WheelState:
     entries that a broker cannot get past, ``shared_positions`` units that it would
     deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
     the wheel, and the checkpoint lets a broker place them once more. ``astray_count`` entries that
-    have to be placed lead to no record. ``unlinked_count`` units are
-    in slots to come, and no chain reaches them (0 ``after_crash``: they may be of what is done).
+    have to be placed lead to no record. ``lost_log_bytes`` of the timer log are not there, which
+    the checkpoint knows (0 ``after_crash``: the power may have taken them). ``unlinked_count`` are
+    units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done).
     ``unreachable_count`` messages are in slots further back than a broker that starts reads (0 as
     well).
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
@@ -53,6 +54,7 @@ class WheelState:
     timeline: Timeline | None
     placed_again_count: int = 0
     astray_count: int = 0
+    lost_log_bytes: int = 0
     unlinked_count: int = 0
     unreachable_count: int = 0
     checkpoint_damage: str | None = None
@@ -66,6 +68,11 @@ class WheelState:
             doubts.append(
                 f"config/timercheck lets a broker place {again} on the wheel a second time: take it"
                 " from the backup that the rest is from"
+            )
+        if self.lost_log_bytes:
+            doubts.append(
+                f"timerlog: {self.lost_log_bytes:,} bytes of its end are gone, as config/timercheck"
+                " tells: a broker loses their messages. `delaywheel run` finds them by the queue"
             )
         if self.astray_count:
             entries = counted(self.astray_count, "entry leads", "entries lead")

@@ -68,7 +68,11 @@ def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) 
 
 
 def waiting_in_queue(
-    queue: QueueEntries, commit_log: SegmentReader, from_queue_offset: int
+    queue: QueueEntries,
+    commit_log: SegmentReader,
+    from_queue_offset: int,
+    *,
+    after_crash: bool = False,
 ) -> tuple[PendingTimers, Blocking, int]:
     """The messages from an offset of the timer queue on, the entries that stop a broker, and how
     many others are wrong (``leads_astray``).
@@ -87,7 +91,7 @@ def waiting_in_queue(
         if record is not None:
             found.append((queue.first_queue_offset + row, offset, size_bytes, record))
         else:
-            astray_count += leads_astray(commit_log, offset, size_bytes)
+            astray_count += leads_astray(commit_log, offset, size_bytes, after_crash=after_crash)
     return *to_be_placed(found), astray_count
 
 

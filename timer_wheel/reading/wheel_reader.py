@@ -23,8 +23,12 @@ from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.engine_choice import hierarchy_mark
-from timer_wheel.format.checkpoint import checkpoint_damage, read_timer_checkpoint
-from timer_wheel.format.timer_log import TimerUnits, read_units
+from timer_wheel.format.checkpoint import (
+    TimerCheckpoint,
+    checkpoint_damage,
+    read_timer_checkpoint,
+)
+from timer_wheel.format.timer_log import TIMER_BLANK, TIMER_UNIT, TimerUnits, read_units
 from timer_wheel.format.wheel_file import NO_SLOTS, SLOT, WheelSlots, all_slots, read_wheel
 from timer_wheel.format.wheel_math import (
     DEFAULT_PRECISION_MS,
@@ -242,10 +246,19 @@ def read_wheel_store(
         timeline=left.timeline,
         placed_again_count=left.placed_again_count,
         astray_count=left.astray_count,
+        lost_log_bytes=0 if after_crash else _lost_log_bytes(checkpoint, units, log.file_bytes),
         unlinked_count=len(np.setdiff1d(alone, timers.commit_log_offset)),
         unreachable_count=int(is_lost.sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
+
+
+def _lost_log_bytes(checkpoint: TimerCheckpoint, units: TimerUnits, file_bytes: int) -> int:
+    """How much of a timer log is gone that was on the disk. A flush may end at a blank."""
+    lost_bytes = checkpoint.flush_position - units.end_position
+    is_blank = file_bytes and checkpoint.flush_position % file_bytes == 0
+    is_blank = is_blank and lost_bytes < TIMER_UNIT.size + TIMER_BLANK.size
+    return 0 if is_blank else max(0, lost_bytes)
 
 
 def _read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:

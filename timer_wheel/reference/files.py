@@ -202,8 +202,13 @@ class LogOfUnits:
         return self._end - len(unit)
 
     def get_timer_message(self, position: int) -> dict[str, int] | None:
-        """The fields at a position before the end of the log; None where there are none."""
-        return self.read_raw(position) if position + TIMER_UNIT.size <= self._end else None
+        """The fields at a position before the end of the log; None where there are none. A link
+        that does not lead to before the unit leads nowhere: a broker goes round and round there.
+        """
+        unit = self.read_raw(position) if position + TIMER_UNIT.size <= self._end else None
+        if unit is not None and unit["previous_position"] >= position:
+            unit["previous_position"] = -1
+        return unit
 
     def read_raw(self, position: int) -> dict[str, int] | None:
         """The same, also behind the end, where the files hold anything."""

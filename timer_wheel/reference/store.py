@@ -22,6 +22,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
@@ -32,7 +33,8 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import queue_findings
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-from timer_wheel.format.timer_log import FLAG_DELETE
+from timer_wheel.format.checkpoint import TimerCheckpoint
+from timer_wheel.format.timer_log import FLAG_DELETE, TIMER_UNIT
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
@@ -118,11 +120,25 @@ class TimersOfStore(TimerMessageStore):
     """The timers of a store whose flush waits for all: what its checkpoint names was put."""
 
     def load(self) -> None:
-        """Recover. What was due when it was stored has no unit: a broker would put it again."""
-        done = min(self.timer_checkpoint.last_queue_offset, self.queue.max_offset)
+        """Recover. What was due when it was read has no unit: a broker would put it again. Where
+        the timer log has lost what the checkpoint knows, a unit may be lost as well, and it does.
+        """
+        known = self.timer_checkpoint
         super().load()
-        self.curr_queue_offset = max(self.curr_queue_offset, done)
+        last = known.flush_position - TIMER_UNIT.size
+        is_whole = last < 0 or self.timer_log.get_timer_message(last) is not None
+        done = known.last_queue_offset if is_whole else 0
+        while self.curr_queue_offset < done and self._was_over(self.curr_queue_offset, known):
+            self.curr_queue_offset += 1
         self.commit_queue_offset = self.curr_queue_offset
+
+    def _was_over(self, queue_offset: int, known: TimerCheckpoint) -> bool:
+        """Whether the slot of an entry was over when the checkpoint was written."""
+        unit = self.queue.unit(queue_offset)
+        message = None if unit is None else self.message_store.get_message(*unit)
+        if message is None or names.TIMER_OUT_MS not in message.properties:
+            return unit is not None
+        return parse_long(message.properties[names.TIMER_OUT_MS]) < known.last_read_time_ms
 
 
 class ReferenceWheelStore(TimerStore):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from legacy_levels import LevelRules
-from message_store import AtLevel, AtMs, DelayLevels
+from legacy_levels import LevelRules, LevelStore
+from message_store import AtLevel, AtMs, DelayLevels, ManualClock
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.record_layout import HEAD_V4_V4
 from tests.faults.damage import flip
 from tests.legacy_levels.level_stores import START_MS, Bench, message
 
@@ -169,3 +170,30 @@ def test_what_waits_in_a_level_that_the_table_does_not_have_can_be_cancelled(
             assert bench.advance(store, DAY_MS) == []
     with bench.open(levels=whole) as store:
         assert bench.advance(store) == [b"body 2"]
+
+
+@pytest.mark.parametrize("bit", [12, 22, 30])
+def test_a_record_of_a_clock_that_was_ahead_is_believed(tmp_path: Path, bit: int) -> None:
+    """The clock was set right since: the record is of a time to come."""
+    ahead_ms = 3_600_000
+    with LevelStore.open(tmp_path, clock=ManualClock(START_MS + ahead_ms)) as store:
+        receipt = store.schedule(message(0), AtLevel(16))
+    [queue] = (tmp_path / "consumequeue/SCHEDULE_TOPIC_XXXX").rglob("0" * 20)
+    flip(queue, 12 + 7 - bit // 8, bit % 8)
+    clock = ManualClock(START_MS)
+    with LevelStore.open(tmp_path, clock=clock) as store:
+        clock.tick(receipt.promised_ms - START_MS - 1)
+        assert len(store.advance(clock.now_ms())) == 0
+        clock.tick(1_001)
+        assert len(store.advance(clock.now_ms())) == 1
+
+
+def test_a_record_of_an_impossible_time_tells_nothing(tmp_path: Path) -> None:
+    with LevelStore.open(tmp_path, clock=ManualClock(START_MS)) as store:
+        receipt = store.schedule(message(0), AtLevel(16))
+    log = tmp_path / "commitlog" / ("0" * 20)
+    flip(log, receipt.commit_log_offset + HEAD_V4_V4.offset_of("store_timestamp_ms"), 5)
+    clock = ManualClock(START_MS)
+    with LevelStore.open(tmp_path, clock=clock) as store:
+        clock.tick(receipt.promised_ms - START_MS + 1_000)
+        assert len(store.advance(clock.now_ms())) == 1

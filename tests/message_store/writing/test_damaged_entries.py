@@ -23,7 +23,8 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.findings import queue_findings
-from message_store.writing.losses import ENDS_NAME, LOG_FILE_NAME, cut_log, way_out
+from message_store.writing.losses import LOG_FILE_NAME, cut_log, way_out
+from message_store.writing.queue_set import ENDS_NAME
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (

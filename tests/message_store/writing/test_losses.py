@@ -11,13 +11,8 @@ from message_store import ManualClock, Severity
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.findings import queue_findings
-from message_store.writing.losses import (
-    ENDS_NAME,
-    LOG_END_NAME,
-    LogEndNote,
-    StoreEnds,
-    StoreLosses,
-)
+from message_store.writing.losses import LOG_END_NAME, LogEndNote, StoreEnds, StoreLosses
+from message_store.writing.queue_set import ENDS_NAME
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import NOW_MS, SMALL, append, append_rows, stored
 

@@ -5,6 +5,7 @@ each message once, whatever the file holds.
 """
 
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.source.sources import waiting_in_wheel
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
-from timer_wheel import WheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT, TIMER_CHECKPOINT_FILE_BYTES
 from timer_wheel.format.timer_log import TIMER_UNIT
 
@@ -123,3 +124,52 @@ def test_a_broken_link_hides_no_message_in_silence(
     log.unlink()
     WheelStore.open(tmp_path, clock=ManualClock(START_MS)).close()
     assert len([*pending_messages(tmp_path, now_ms=START_MS)]) == COUNT
+
+
+@pytest.mark.parametrize("lost", [["timerlog"], ["timerlog", "timerwheel"]])
+def test_a_timer_log_that_is_gone_hides_nothing_in_silence(
+    store: Path, lost: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint knows how long it was; the engine makes it again by the queue."""
+    monkeypatch.setattr("migrate.source.sources.SystemClock", lambda: ManualClock(NOW_MS))
+    for name in lost:
+        shutil.rmtree(path) if (path := store / name).is_dir() else path.unlink()
+    for look in (
+        lambda: [*pending_messages(store, now_ms=NOW_MS)],
+        lambda: pending_rows(store, WHEEL, TableOptions(now_ms=NOW_MS)),
+        lambda: waiting_in_wheel(StoreRoot(store)),
+    ):
+        with pytest.raises(SourceError, match="timerlog: 468 bytes of its end are gone"):
+            look()
+    clock = ManualClock(NOW_MS)
+    with WheelStore.open(store, clock=clock) as opened:
+        assert len([*opened.pending()]) == COUNT - 3
+    assert len([*pending_messages(store, now_ms=NOW_MS)]) == COUNT - 3
+
+
+def test_what_waits_on_a_wheel_counts_where_the_timer_queue_is_gone(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("migrate.source.sources.SystemClock", lambda: ManualClock(NOW_MS))
+    shutil.rmtree(store / "consumequeue" / "rmq_sys_wheel_timer")
+    assert waiting_in_wheel(StoreRoot(store)) == COUNT - 3
+
+
+@pytest.mark.parametrize("engine", [WheelStore, HierarchicalWheelStore])
+def test_entries_that_the_power_kept_without_their_records_refuse_nothing(
+    tmp_path: Path, engine: type[WheelStore | HierarchicalWheelStore]
+) -> None:
+    store = engine.open(tmp_path, clock=ManualClock(START_MS))
+    for number in range(COUNT):
+        store.schedule(Message("orders", b"", unique_key=f"KEY{number}"), AtMs(START_MS + 60_000))
+    store.flush()
+    end = store.live.log.end
+    store.schedule(Message("orders", b"", unique_key="LOST"), AtMs(START_MS + 60_000))
+    store.abandon()
+    with (tmp_path / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(end)
+        file.write(bytes(4_096))
+    listed = [*pending_messages(tmp_path, now_ms=START_MS)]
+    assert len(listed) == COUNT
+    found = {each.code for each in check_store(tmp_path, CheckOptions(now_ms=START_MS)).findings}
+    assert "timer-queue-astray" not in found

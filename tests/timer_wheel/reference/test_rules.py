@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single rules of the reference wheel, over a protocol in memory: what waits, and what is lost."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -406,3 +407,41 @@ def test_a_delete_marker_that_comes_too_late_for_a_unit_is_not_due(tmp_path: Pat
         store.put(Message("orders", b"x", properties=asked))
         clock.tick(5_000)
         assert store.next_due_ms() is None
+
+
+def test_a_link_that_leads_upwards_ends_its_slot(tmp_path: Path) -> None:
+    """A broker goes round and round there."""
+    clock = ManualClock(NOW_MS)
+    with ReferenceWheelStore.open(tmp_path, clock=clock) as store:
+        for number in range(3):
+            store.schedule(Message("orders", b"x", unique_key=f"K{number}"), AtMs(NOW_MS + 50_000))
+    with (tmp_path / "timerlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(TIMER_UNIT.size + TIMER_UNIT.offset_of("previous_position"))
+        file.write(TIMER_UNIT.size.to_bytes(8, "big"))  # the second unit leads to itself
+    with ReferenceWheelStore.open(tmp_path, clock=clock) as store:
+        clock.tick(60_000)
+        assert len(store.advance(clock.now_ms())) == 2
+
+
+@pytest.mark.parametrize("made_by", [ReferenceWheelStore, WheelStore])
+def test_a_checkpoint_that_is_newer_than_the_timer_log_hides_no_entry(
+    made_by: type[ReferenceWheelStore | WheelStore], tmp_path: Path
+) -> None:
+    """The timer log and the wheel are of an older backup."""
+    clock, path, names_kept = ManualClock(NOW_MS), tmp_path / "store", ("timerlog", "timerwheel")
+    for letter, count in (("A", 3), ("B", 5)):
+        with made_by.open(path, clock=clock) as store:
+            for number in range(count):
+                message = Message("orders", b"x", unique_key=f"{letter}{number}")
+                store.schedule(message, AtMs(NOW_MS + 50_000 + 1_000 * number))
+        if letter == "A":
+            for name in names_kept:
+                (shutil.copytree if (path / name).is_dir() else shutil.copy)(
+                    path / name, tmp_path / name
+                )
+    for name in names_kept:
+        shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+        shutil.move(tmp_path / name, path / name)
+    with ReferenceWheelStore.open(path, clock=clock) as store:
+        clock.tick(120_000)
+        assert len(store.advance(clock.now_ms())) == 8
