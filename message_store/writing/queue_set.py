@@ -86,7 +86,7 @@ class QueueSet:
         return LiveQueue(topic, queue_id, segments)
 
     def _way_out(self) -> str:
-        """What knows of a queue that is gone is our own note alone."""
+        """Our own note alone tells how long a lost queue was."""
         has_note = is_ordinary_file(self._root.own / ENDS_NAME)
         return ", or remove them to have them rebuilt" if has_note else ""
 

@@ -71,7 +71,7 @@ class WheelState:
             )
         if self.lost_log_bytes:
             doubts.append(
-                f"timerlog: {self.lost_log_bytes:,} bytes of its end are gone, as config/timercheck"
+                f"timerlog: {self.lost_log_bytes:,} bytes of its end are missing, as config/timercheck"
                 " tells: a broker loses their messages. `delaywheel run` finds them by the queue"
             )
         if self.astray_count:

@@ -220,11 +220,10 @@ def read_wheel_store(
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
         if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
             alone, hand_ms = alone[:0], read_time_ms
-        alone = alone[alone >= commit_log.min_offset]  # retention takes messages that are due
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         passed, _ = _in_slots(revised, units, hand_ms, read_time_ms, precision_ms)
-        is_lost = passed.commit_log_offset >= commit_log.min_offset
-        is_lost &= ~(of(passed).for_broker(topic_in_delete_key) | passed.is_marker)
+        passed = passed.rows(passed.commit_log_offset >= commit_log.min_offset)
+        is_over = of(passed).for_broker(topic_in_delete_key) | passed.is_marker
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
         timers, recalled = left.timers, of(left.timers)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
@@ -247,14 +246,19 @@ def read_wheel_store(
         placed_again_count=left.placed_again_count,
         astray_count=left.astray_count,
         lost_log_bytes=0 if after_crash else _lost_log_bytes(checkpoint, units, log.file_bytes),
-        unlinked_count=len(np.setdiff1d(alone, timers.commit_log_offset)),
-        unreachable_count=int(is_lost.sum()),
+        unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset),
+        unreachable_count=int((~is_over).sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
 
 
+def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) -> int:
+    """How many records nothing leads to; retention takes messages that are due."""
+    return len(np.setdiff1d(alone[alone >= log_begin], timers.commit_log_offset))
+
+
 def _lost_log_bytes(checkpoint: TimerCheckpoint, units: TimerUnits, file_bytes: int) -> int:
-    """How much of a timer log is gone that was on the disk. A flush may end at a blank."""
+    """How many bytes of a timer log are missing that were on the disk. A flush may end at a blank."""
     lost_bytes = checkpoint.flush_position - units.end_position
     is_blank = file_bytes and checkpoint.flush_position % file_bytes == 0
     is_blank = is_blank and lost_bytes < TIMER_UNIT.size + TIMER_BLANK.size

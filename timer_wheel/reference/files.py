@@ -203,7 +203,7 @@ class LogOfUnits:
 
     def get_timer_message(self, position: int) -> dict[str, int] | None:
         """The fields at a position before the end of the log; None where there are none. A link
-        that does not lead to before the unit leads nowhere: a broker goes round and round there.
+        that does not lead to before the unit leads nowhere: a broker never gets to its end.
         """
         unit = self.read_raw(position) if position + TIMER_UNIT.size <= self._end else None
         if unit is not None and unit["previous_position"] >= position:

@@ -139,7 +139,7 @@ def test_a_timer_log_that_is_gone_hides_nothing_in_silence(
         lambda: pending_rows(store, WHEEL, TableOptions(now_ms=NOW_MS)),
         lambda: waiting_in_wheel(StoreRoot(store)),
     ):
-        with pytest.raises(SourceError, match="timerlog: 468 bytes of its end are gone"):
+        with pytest.raises(SourceError, match="timerlog: 468 bytes of its end are missing"):
             look()
     clock = ManualClock(NOW_MS)
     with WheelStore.open(store, clock=clock) as opened:

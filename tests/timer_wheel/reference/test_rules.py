@@ -410,7 +410,7 @@ def test_a_delete_marker_that_comes_too_late_for_a_unit_is_not_due(tmp_path: Pat
 
 
 def test_a_link_that_leads_upwards_ends_its_slot(tmp_path: Path) -> None:
-    """A broker goes round and round there."""
+    """A broker never gets to the end of it."""
     clock = ManualClock(NOW_MS)
     with ReferenceWheelStore.open(tmp_path, clock=clock) as store:
         for number in range(3):
