@@ -71,8 +71,9 @@ class WheelState:
             )
         if self.lost_log_bytes:
             doubts.append(
-                f"timerlog: {self.lost_log_bytes:,} bytes of its end are missing, as config/timercheck"
-                " tells: a broker loses their messages. `delaywheel run` finds them by the queue"
+                f"timerlog: {self.lost_log_bytes:,} bytes of its end are missing, by"
+                " config/timercheck: a broker loses their messages. `delaywheel run` finds them by"
+                " the queue"
             )
         if self.astray_count:
             entries = counted(self.astray_count, "entry leads", "entries lead")
