@@ -258,7 +258,7 @@ def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) ->
 
 
 def _lost_log_bytes(checkpoint: TimerCheckpoint, units: TimerUnits, file_bytes: int) -> int:
-    """How many bytes of a timer log are missing that were on the disk. A flush may end at a blank."""
+    """How many bytes of a timer log were lost. A flush may end at a blank."""
     lost_bytes = checkpoint.flush_position - units.end_position
     is_blank = file_bytes and checkpoint.flush_position % file_bytes == 0
     is_blank = is_blank and lost_bytes < TIMER_UNIT.size + TIMER_BLANK.size
