@@ -112,7 +112,7 @@ def steady(engine: str, directory: Path, wanted: Steady) -> dict[str, Any]:
         "repeated": int(messages.repeats.sum()),
         "sent": sent,
         "delivered": int(np.count_nonzero(messages.count)),
-        "reached a second": sent / costs.last_put_s,
+        "reached a second": sent / costs.last_put_s if costs.last_put_s else 0.0,
         "longest schedule ms": costs.longest_put_s * 1_000,
         "cpu percent": 100 * costs.cpu_s / costs.elapsed_s,
     }

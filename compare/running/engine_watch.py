@@ -39,6 +39,10 @@ class Stopwatch:
     last_s: float = 0.0
     _started_s: float = 0.0
 
+    def begin(self) -> None:
+        """Forget the longest call, and the last one."""
+        self.longest_s = self.last_s = 0.0
+
     def __enter__(self) -> None:
         self._started_s = stopwatch_s()
 
@@ -77,7 +81,8 @@ class EngineWatch:
 
     def begin(self) -> None:
         """From here on time counts."""
-        self._started, self.puts.longest_s = (stopwatch_s(), cpu_s()), 0.0
+        self.puts.begin()
+        self._started = stopwatch_s(), cpu_s()
 
     def finish(self) -> None:
         """Up to here time counts."""
@@ -138,7 +143,7 @@ class EngineWatch:
                 peak_memory_bytes=process_memory().peak_bytes,
                 bytes_on_disk=disk_bytes(self.where),
                 longest_put_s=self.puts.longest_s,
-                last_put_s=self.puts.last_s - self._started[0],
+                last_put_s=max(0.0, self.puts.last_s - self._started[0]),
             ),
             usage=Usage(*zip(*self._samples, strict=True)) if self._samples else Usage(),
             faults=tuple(self.faults),

@@ -30,7 +30,9 @@ _SAMPLES = 64
 _SIZE_AT = QUEUE_UNIT.offset_of("size_bytes")
 _SIZE_FIELD_BYTES = 4
 _YEAR_MS = 366 * 86_400_000
-"""No clock was ever set back by more."""
+"""A record may be stored so far ahead of the clock, which was set back since. One that is further
+ahead has a damaged store time.
+"""
 
 
 def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
@@ -148,7 +150,7 @@ def _wrong_due_times(
     delay of another level table does not, because a message keeps its due time. What is due at once
     is due when it was stored. 4.9 leaves the hash of a tag where it has rebuilt a queue.
 
-    A record that was stored when nothing can have been tells nothing of a time that can be right.
+    A record with an impossible store time does not overrule a possible due time.
     """
     due_ms, now_ms = units["tags_code"].astype(np.int64), live.clock.now_ms()
     delays_ms, delay_ms = due_ms - stored_ms, live.levels.delay_ms(level)

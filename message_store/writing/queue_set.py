@@ -136,8 +136,8 @@ def _queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
 
 
 def usual_queue_bytes(root: StoreRoot) -> int | None:
-    """The length of the longest queue file of a store that holds whole units: others were cut. None
-    where there is no such file.
+    """The greatest length of a store's queue files that are whole units: shorter ones were cut.
+    None without any.
     """
     lengths = (
         segment.length_bytes

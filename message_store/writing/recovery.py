@@ -118,10 +118,10 @@ def survey(
         for each in log.segments.holes()
         if each < start - start % log.file_bytes and _holds_nothing(log, each)
     ]
-    was_synced = checkpoint.synced_offset
-    if was_synced < 0 and not checkpoint.nothing_was_synced:  # nobody wrote it down
-        was_synced = last_known
-    end, last_record, stepped_over = _find_end(log, start, synced, was_synced)
+    last_synced = checkpoint.synced_offset
+    if last_synced < 0 and not checkpoint.nothing_was_synced:  # brokers before 5.5 note none
+        last_synced = last_known
+    end, last_record, stepped_over = _find_end(log, start, synced, last_synced)
     # What a queue knows of records behind a hole in the log, where the log ends, it has to forget.
     doubted = tuple(
         record if record.end <= end else _newest_record(log, record.queue, end)
@@ -281,15 +281,14 @@ def _holds_nothing(log: LiveLog, offset: int) -> bool:
 
 
 def _find_end(
-    log: LiveLog, start: int, synced: int, known_synced: int
+    log: LiveLog, start: int, synced: int, last_synced: int
 ) -> tuple[int, int, tuple[int, ...]]:
     """The end of the whole records from ``start`` on, the last one's offset, or -1, and the files
     that were stepped over.
 
-    A file that begins with nothing is lost, and no end of the log, if it was on the disk, as a
-    record was that begins at ``known_synced``. Where nobody waited for the disk, a loss of power
-    leaves such files, and nothing behind them was promised. Where nobody noted what was synced,
-    as brokers before 5.5, what a queue leads to counts.
+    A file that begins with nothing is lost, and no end of the log, if it was on the disk: before
+    ``last_synced``, where the last record begins that was. Any other ends the log: a loss of power
+    leaves such files, and nothing behind them was promised.
     """
     segments, end, last, lost = log.segments, start, -1, []
     walked = np.zeros(FOUND_LENGTH, np.int64)
@@ -297,7 +296,7 @@ def _find_end(
         file_start = start - start % segments.file_bytes
         following = file_start + segments.file_bytes
         if _holds_nothing(log, start):
-            if start > file_start or file_start >= known_synced:
+            if start > file_start or file_start >= last_synced:
                 break
             lost.append(file_start)
         else:

@@ -14,8 +14,10 @@ from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
 from migrate.check.delete_markers import needless_entries, out_ms_of
 from migrate.check.snapshot import StoreSnapshot
-from migrate.look.pending import UNREADABLE, pending_messages
-from time_index.reading import UNREAD_MS, has_time_index, pending_in_time_index
+from migrate.look.pending import unreadable_among
+from migrate.table.pending_table import TIME_INDEX as IN_INDEX
+from migrate.table.pending_table import TableOptions, rows_of
+from time_index.reading import has_time_index
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, WHEEL_SLOTS
@@ -73,8 +75,9 @@ QUEUE_LOST = error(
 )
 QUEUE_ASTRAY = error(
     "timer-queue-astray",
-    "a broker skips them: their messages are never delivered",
-    "open the store with WheelStore, which looks for them in the log, and close it",
+    "who reads the queue skips them: a broker never delivers their messages",
+    "open the store with its own engine (`delaywheel run`), which looks for them in the log, and"
+    " close it",
 )
 PLACED_AGAIN = error(
     "timer-placed-again",
@@ -362,15 +365,13 @@ def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Pending messages where no broker looks. Raises FormatError and SourceError."""
     if not has_time_index(snapshot.root):
         return
-    units = pending_in_time_index(snapshot.root)
-    listed = pending_messages(snapshot.root.path, UNREADABLE, now_ms=snapshot.now_ms)
-    is_unread = units.due_ms == UNREAD_MS
-    is_unread |= np.isin(units.offsets, [each.commit_log_offset for each in listed])
-    if unread := int(is_unread.sum()):
-        problem = counted(unread, "message cannot be read", "messages cannot be read")
+    rows = rows_of(IN_INDEX, snapshot.root, TableOptions(now_ms=snapshot.now_ms))
+    unread = [each.commit_log_offset for each in unreadable_among(snapshot.log, rows)]
+    if unread:
+        problem = counted(len(unread), "message cannot be read", "messages cannot be read")
         yield TIME_INDEX_UNREAD.at("delaywheel/time-index", problem)
-    due_ms = units.due_ms[~is_unread]
+    due_ms = rows.due_ms[~np.isin(rows.commit_log_offset, unread)]
     problem = counted(len(due_ms), "message waits", "messages wait") + " there"
     if len(due_ms):
-        problem += f", the next due {when(int(due_ms[0]), snapshot.now_ms)}"
+        problem += f", the next due {when(int(due_ms.min()), snapshot.now_ms)}"
     yield TIME_INDEX.at("delaywheel/time-index", problem)

@@ -95,10 +95,6 @@ class PendingFilter:
         return chosen
 
 
-UNREADABLE: Final = PendingFilter(topic="")
-"""No message has this topic: only what cannot be read is listed."""
-
-
 def pending_messages(
     path: Path,
     wanted: PendingFilter = PendingFilter(),
@@ -124,6 +120,13 @@ def pending_messages(
         rows = rows.rows(np.flatnonzero(wanted.window(rows)))
         with open_log(store) as log:
             yield from _decoded(log, _candidates(log, rows, wanted), wanted)
+
+
+def unreadable_among(log: SegmentReader, rows: PendingRows) -> list[BadRecord]:
+    """The rows whose record cannot be read."""
+    of_nothing = PendingFilter(topic="")  # no message has this topic
+    listed = _decoded(log, _candidates(log, rows, of_nothing), of_nothing)
+    return [each for each in listed if isinstance(each, BadRecord)]
 
 
 def _candidates(

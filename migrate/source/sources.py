@@ -64,8 +64,8 @@ def waiting_in_wheel(source: StoreRoot) -> int:
     Counts what the wheel had not delivered when its hand last moved. The store may be older than a
     wheel is long, and a broker that starts today would no longer reach all of it. A queue may be
     lost where the wheel is not. A unit that no link leads to counts. Raises SourceError where the
-    checkpoint of the wheel is damaged, or the timer log has lost its end: that nothing waits may
-    not be so.
+    checkpoint is damaged, the timer log has lost its end, or entries of the queue lead to no
+    record: then it may not be so that nothing waits.
     """
     if not any(
         is_present(path) for path in (source.timer_queue(), source.timer_wheel, source.timer_log)
@@ -81,7 +81,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )
-    if wheel.lost_log_bytes:
+    if wheel.lost_log_bytes or wheel.astray_count:
         wheel.require_sound()
     return len(wheel.pending) + wheel.unlinked_count
 

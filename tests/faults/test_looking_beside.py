@@ -217,8 +217,8 @@ def test_what_rolls_while_the_store_is_read_is_there_once(
     """All that waits rolls right behind the reading of the queue."""
     writer = BusyWriter("wheel", tmp_path / "store")
 
-    def held(*given: Any) -> Any:
-        answer = waiting_in_queue(*given)
+    def held(*given: Any, **named: Any) -> Any:
+        answer = waiting_in_queue(*given, **named)
         for _ in range(1_000):
             writer.step()
         return answer
@@ -234,7 +234,7 @@ def test_a_level_queue_that_grows_meanwhile_has_lost_nothing(
 ) -> None:
     writer = BusyWriter("levels", tmp_path / "store")
 
-    def held(*given: Any) -> Any:
+    def held(*given: Any, **named: Any) -> Any:
         queues = open_level_queues(*given)
         for _ in range(20):
             writer.step()

@@ -86,10 +86,12 @@ def silent(findings: list[Finding]) -> bool:
 
 def wrong_after(story: Story, damage: Damage, store: Path) -> str | None:
     """What somebody did not say of a damaged store. After a kill the log ends where it is damaged,
-    for a broker and for an engine, which says what it cut off; who only looks reads on.
+    for a broker and for an engine, which says what it cut off; who only looks reads on. An entry
+    that leads to behind the log may then be one of which the power took the record.
     """
     now_ms = story.clock.now_ms()
-    may_end_there = damage.name.startswith("commitlog/") and (store / "abort").exists()
+    may_end_there = damage.name.startswith(("commitlog/", "consumequeue/"))
+    may_end_there &= (store / "abort").exists()
     listed: Counter[str | None] | None = None
     try:
         found = [*pending_messages(store, now_ms=now_ms)]
@@ -117,10 +119,26 @@ def wrong_after(story: Story, damage: Damage, store: Path) -> str | None:
     return None
 
 
-def assert_told(engine: str, seed: int, place: Path) -> None:
+def is_silent_undamaged(story: Story, store: Path) -> bool:
+    """Whether ``check`` finds nothing in a store without damage, which all list and deliver alike.
+    Of levels it tells what a clock that was set back has put in front of others.
+    """
+    copy_store(story.path, store)
+    now_ms = story.clock.now_ms()
+    is_silent = silent(list(check_store(store, CheckOptions(now_ms=now_ms)).findings))
+    listed = pending_messages(store, now_ms=now_ms)
+    assert Counter(each.unique_key for each in listed if isinstance(each, Pending)) == story.pending
+    assert wrong_after(story, Damage("nothing", "none", 0), store) is None
+    shutil.rmtree(store)
+    return is_silent
+
+
+def is_told(engine: str, seed: int, place: Path) -> bool:
+    """Whether ``check`` was silent before the damage."""
     rng = random.Random(seed)
     story = Story(engine, place / "whole", rng)
     story.build()
+    is_silent = is_silent_undamaged(story, place / "undamaged")
     for number in range(DAMAGES_A_STORE):
         store = place / str(number)
         copy_store(story.path, store)
@@ -129,6 +147,7 @@ def assert_told(engine: str, seed: int, place: Path) -> None:
         assert wrong is None, (damage, wrong)
         shutil.rmtree(store)
     shutil.rmtree(story.path)
+    return is_silent
 
 
 @pytest.mark.parametrize("engine", OPEN)
@@ -143,5 +162,4 @@ def assert_told(engine: str, seed: int, place: Path) -> None:
 def test_whoever_looks_tells_what_damage_does(
     engine: str, first: int, count: int, tmp_path: Path
 ) -> None:
-    for seed in range(first, first + count):
-        assert_told(engine, seed, tmp_path / str(seed))
+    assert sum(is_told(engine, seed, tmp_path / str(seed)) for seed in range(first, first + count))

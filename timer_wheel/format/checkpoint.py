@@ -81,7 +81,7 @@ OWN_PLACES = (64, 256)
 """Where the two copies begin: in one sector with the numbers of a broker, which is written at once.
 """
 UNKNOWN = -1
-_NEVER_REACHED = 1 << 48
+NEVER_REACHED = 1 << 48
 """No time, offset or count of a store comes this far: it is the year 10889, and 256 TiB."""
 
 _OF_BROKER = "broker_"
@@ -223,7 +223,7 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
     copies = [_decode_copy(content, place) for place in OWN_PLACES]
     known = [copy for copy in copies if copy is not None]
     numbers = attrs.asdict(checkpoint)
-    if not all(0 <= value < _NEVER_REACHED for value in numbers.values()):
+    if not all(0 <= value < NEVER_REACHED for value in numbers.values()):
         written, own = known[0] if known else (TimerCheckpoint(), None)
         return FoundCheckpoint(written, own, written.last_read_time_ms, is_damaged=True)
     hand_ms = checkpoint.last_read_time_ms

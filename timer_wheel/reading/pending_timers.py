@@ -13,6 +13,7 @@ from message_store.files.segments import SegmentReader
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, head_layout
+from timer_wheel.format.checkpoint import NEVER_REACHED
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import Int64Array
 
@@ -89,8 +90,11 @@ def leads_astray(
     commit_log: SegmentReader, offset: int, size_bytes: int, *, after_crash: bool
 ) -> bool:
     """Whether an entry is wrong, and not the record: no record begins there, or a whole one of
-    another size. After a crash what begins with nothing may have been lost with the power.
+    another size. After a crash what begins with nothing, or behind all files, may have been lost
+    with the power.
     """
+    if not 0 <= offset < NEVER_REACHED:
+        return True
     head = head_layout(0)
     try:
         found = head.decode_at(commit_log.read_at(offset, head.size), 0)

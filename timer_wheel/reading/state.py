@@ -64,11 +64,6 @@ class WheelState:
         """Why these are not all pending messages, but those that a broker delivers: sentences."""
         again = counted(self.placed_again_count, "message", "messages")
         doubts = [self.checkpoint_damage] if self.checkpoint_damage else []
-        if self.placed_again_count:
-            doubts.append(
-                f"config/timercheck lets a broker place {again} on the wheel a second time: take it"
-                " from the backup that the rest is from"
-            )
         if self.lost_log_bytes:
             doubts.append(
                 f"timerlog: {self.lost_log_bytes:,} bytes of its end are missing, by"
@@ -80,6 +75,11 @@ class WheelState:
             doubts.append(
                 f"timer queue: {entries} to no record: a broker loses those messages. `delaywheel"
                 " run` looks for them in the log"
+            )
+        if self.placed_again_count:
+            doubts.append(
+                f"config/timercheck lets a broker place {again} on the wheel a second time: take it"
+                " from the backup that the rest is from"
             )
         if self.unlinked_count:
             units = counted(self.unlinked_count, "unit is", "units are")

@@ -82,7 +82,8 @@ def waiting_in_queue(
     from placing anything behind it, and is in the second part of the answer.
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)
-    is_there = ~queue.is_pre_blank & (queue.commit_log_offset >= commit_log.min_offset)
+    is_expired = (queue.commit_log_offset >= 0) & (queue.commit_log_offset < commit_log.min_offset)
+    is_there = ~queue.is_pre_blank & ~is_expired
     rows = np.flatnonzero(is_there)
     offsets, sizes = queue.commit_log_offset[rows].tolist(), queue.size_bytes[rows].tolist()
     found, astray_count = [], 0

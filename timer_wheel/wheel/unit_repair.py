@@ -297,8 +297,8 @@ def _right_times(
     timers: LiveTimers, unit: TimerRows, out_ms: int, store_ms: int, slots: set[int]
 ) -> Times | None:
     """Placing time and delay, one flipped bit away, that fit the record; None if they are right, or
-    nothing fits. ``slots`` are those that something else tells of the unit. They count where one of
-    its times can only be damaged: what is done is in another slot than its record's too.
+    nothing fits. ``slots`` are those that something else tells of the unit. Where the record names
+    one of them, they are two witnesses against the unit.
     """
     slot_ms, write_ms = int(unit.slot_time_ms[0]), int(unit.write_time_ms[0])
     delay_ms, width_ms = slot_ms - write_ms, timers.precision_ms
