@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -64,6 +65,15 @@ def open_time_index(folder: Path, clock: Clock, settings: StoreSettings = SMALL)
     from time_index import TimeIndexStore
 
     return TimeIndexStore.open(folder, clock=clock, settings=settings)
+
+
+OPEN: dict[str, Any] = {
+    "levels": open_levels,
+    "wheel": open_wheel,
+    "hierarchy": open_hierarchy,
+    "time-index": open_time_index,
+}
+"""The engines as they come."""
 
 
 def abandon(store: DelayStore) -> None:

@@ -19,7 +19,7 @@ class Leeway:
     cancels: bool = True
     """Whether it can cancel at all."""
 
-    is_a_broker_s: bool = False
+    works_like_a_broker: bool = False
     """Whether a kill, or a disk that refuses, repeats what was done since the last flush. Messages
     that were due when they were stored wait for those of the shortest level in front of them.
     Nothing is in order, and nobody sets the clock back.
@@ -27,7 +27,10 @@ class Leeway:
 
 
 NONE = Leeway()
-_OPEN = {LEVELS: Leeway(cancels=False, is_a_broker_s=True), WHEEL: Leeway(is_a_broker_s=True)}
+_OPEN = {
+    LEVELS: Leeway(cancels=False, works_like_a_broker=True),
+    WHEEL: Leeway(works_like_a_broker=True),
+}
 
 
 def leeway_of(engine: str) -> Leeway:

@@ -21,19 +21,13 @@ from message_store.base.errors import DelayStoreError
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.writing.settings import StoreSettings
 from tests.faults.damage import copy_store
-from tests.faults.engines import abandon, open_hierarchy, open_levels, open_time_index, open_wheel
+from tests.faults.engines import OPEN, abandon
 from tests.faults.test_whole_files_lost import destroy
 from tests.independent.raw_files import commit_log_records
 
 START_MS = 1_767_323_045_000
 NOW_MS = START_MS + 35_000
 SETTINGS = StoreSettings(commit_log_file_bytes=4_096, timer_log_file_bytes=10 * 52)
-OPEN: dict[str, Any] = {
-    "levels": open_levels,
-    "wheel": open_wheel,
-    "hierarchy": open_hierarchy,
-    "time-index": open_time_index,
-}
 STATES = ("closed", "flushed", "killed")
 KINDS = ("gone", "zero", "empty")
 DELAYS_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)

@@ -424,7 +424,8 @@ class Account:
         self.lives = [each for each in self.lives if not _may_name_again(each)]
         for life in self.lives:
             life.may_be_back()
-            life.may_count_as_delivered |= life.family == "levels" and CANCELLED in life.since
+            is_unsure = {CANCELLED, PENDING} <= life.since
+            life.may_count_as_delivered |= life.family == "levels" and is_unsure
             life.become(life.since)
             if ABSENT in life.may:  # a batch that nobody flushed may be there in part
                 self._batches += 1

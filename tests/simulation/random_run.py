@@ -80,9 +80,9 @@ class RandomRun:
         self.count, self._looks = drawn.count, drawn.looks
         self._strikes, self._harm = drawn.strikes, drawn.harm
         self._focus, self._moves = focus, drawn.moves
-        is_a_broker_s = drawn.owner.leeway.is_a_broker_s
+        works_like_a_broker = drawn.owner.leeway.works_like_a_broker
         # A wheel forgets slots that are a week behind when a broker starts.
-        self._longest_ms = DAY_MS if is_a_broker_s else _LONG_DELAYS_MS[-1] + DAY_MS
+        self._longest_ms = DAY_MS if works_like_a_broker else _LONG_DELAYS_MS[-1] + DAY_MS
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -279,7 +279,7 @@ class RandomRun:
 
     def _actions(self) -> list[tuple[Callable[[random.Random], None], float]]:
         world, kills = self.world, self._focus == KILLS
-        is_ours = not world.owner.leeway.is_a_broker_s
+        is_ours = not world.owner.leeway.works_like_a_broker
         actions: list[tuple[Callable[[random.Random], None], float]] = [
             (self._schedule, 12),
             (self._batch, 4),
@@ -533,14 +533,14 @@ class RandomRun:
             engine
             for engine in FAMILIES
             if FAMILIES[engine] == family
-            and leeway_of(engine).is_a_broker_s == self.world.owner.leeway.is_a_broker_s
+            and leeway_of(engine).works_like_a_broker == self.world.owner.leeway.works_like_a_broker
         ]
         engine = rng.choice(engines)
         if family == "timers" and (self.world.root / "delaywheel" / "hierarchy").exists():
             engine = "hierarchy"
         # Other slots lose a broker's messages.
-        is_a_broker_s = self.world.owner.leeway.is_a_broker_s
-        precision_ms = self.world.owner.precision_ms if is_a_broker_s else None
+        works_like_a_broker = self.world.owner.leeway.works_like_a_broker
+        precision_ms = self.world.owner.precision_ms if works_like_a_broker else None
         self._become(rng, attrs.evolve(self.world.owner, engine=engine, precision_ms=precision_ms))
 
 

@@ -63,7 +63,7 @@ class Together:
         """A thread takes one back that no other takes back."""
         known = [life for life in self._world.known if life.name not in self.cancelled]
         if known:
-            self._advances |= self._world.owner.leeway.is_a_broker_s
+            self._advances |= self._world.owner.leeway.works_like_a_broker
             life, by_receipt = self._rng.choice(known[-8:]), self._rng.random() < 0.5
             self.cancelled.add(life.name)
             self._works.append((f"cancel {life}", lambda: self._cancel(life, by_receipt)))
@@ -75,7 +75,7 @@ class Together:
 
     def flush(self) -> None:
         """A thread flushes."""
-        self._advances |= self._world.owner.leeway.is_a_broker_s
+        self._advances |= self._world.owner.leeway.works_like_a_broker
         self._works.append(("flush", self._flush))
 
     def look(self) -> None:
@@ -95,7 +95,7 @@ class Together:
     def close(self) -> None:
         """A thread closes the store; a broker's engine delivers what is due."""
         self._closes = True
-        self._advances |= self._world.owner.leeway.is_a_broker_s
+        self._advances |= self._world.owner.leeway.works_like_a_broker
         self._works.append(("close", self._close))
 
     # --- how it is done ---------------------------------------------------------------------------

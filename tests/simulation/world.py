@@ -126,7 +126,7 @@ class World:
         self.owner, self.folder, self.root = owner, folder, folder / "store"
         self.clock = ManualClock(START_MS)
         self.account = Account(owner.family, owner.settings.repeat_after_kill)
-        if owner.leeway.is_a_broker_s:
+        if owner.leeway.works_like_a_broker:
             rolls_from_ms = (owner.window_slots - 1) * owner.slot_ms
             self.account = BrokerAccount(
                 owner.family, clock=self.clock, rolls_from_ms=rolls_from_ms
@@ -223,7 +223,7 @@ class World:
 
     def _may_deliver(self) -> None:
         """What begins may deliver what is due, as a broker's services do whenever they run."""
-        if self.owner.leeway.is_a_broker_s:
+        if self.owner.leeway.works_like_a_broker:
             self.account.advance(self.clock.now_ms())
             self.is_stale = True
 
@@ -351,10 +351,10 @@ class World:
         self.see()
         new = len(self._seen) - before
         # What a broker's engine delivered for a cancel it tells of later.
-        is_told = len(found) >= new if self.owner.leeway.is_a_broker_s else len(found) == new
+        is_told = len(found) >= new if self.owner.leeway.works_like_a_broker else len(found) == new
         if not is_told and not self.account.is_repeating:
             self.require([f"advance tells of {len(found)} deliveries, the topics of {new}"])
-        if not self.owner.async_delivery and not self.owner.leeway.is_a_broker_s:
+        if not self.owner.async_delivery and not self.owner.leeway.works_like_a_broker:
             self._require_order(found)
 
     def _require_order(self, found: Iterable[Delivered]) -> None:
@@ -410,7 +410,7 @@ class World:
         next_ms = self.store.next_due_ms()
         first_ms = min((each.due_ms for each in pending), default=None)
         limit_ms = 0
-        if self.owner.leeway.is_a_broker_s:  # whose levels hold back what is due behind them
+        if self.owner.leeway.works_like_a_broker:  # whose levels hold back what is due behind them
             limit_ms = self.clock.now_ms() + SHORTEST_LEVEL_MS
         if (next_ms is None) != (first_ms is None) or (next_ms or 0) > max(first_ms or 0, limit_ms):
             self.require([f"next due at {next_ms}, and the first one pending at {first_ms}"])
