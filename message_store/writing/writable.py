@@ -57,8 +57,8 @@ def refuse_unwritable(root: StoreRoot) -> None:
 def _refuse_foreign(root: StoreRoot) -> None:
     """Raise SourceError where a new store would come to lie among files of something else."""
     names = {name for name in os.listdir(root.path) if not name.startswith(".")} - {"lost+found"}
+    names -= {"index", root.timer_wheel.name}  # which a broker leaves where its queues were removed
     own = (root.config, root.own, root.lock, root.checkpoint, root.abort, root.timer_log)
-    names -= {"index", "timerwheel"}  # which a broker leaves where its queues were removed
     if names and not names & {path.name for path in own}:
         raise SourceError(
             f"{root.path}: no store, and not empty: {printable(min(names))} is there; name an empty"

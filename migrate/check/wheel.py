@@ -9,14 +9,18 @@ from numpy.typing import NDArray
 
 from message_store.base.printable import counted, when
 from message_store.files.segments import SegmentReader
+from message_store.format.properties import REAL_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
 from migrate.check.delete_markers import needless_entries, out_ms_of
+from migrate.check.record_walk import undeliverable
 from migrate.check.snapshot import StoreSnapshot
 from migrate.look.pending import unreadable_among
+from migrate.source.record_reader import read_chunks
+from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import TIME_INDEX as IN_INDEX
-from migrate.table.pending_table import TableOptions, rows_of
+from migrate.table.pending_table import PendingRows, TableOptions, rows_of
 from time_index.reading import has_time_index
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
@@ -367,11 +371,20 @@ def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
         return
     rows = rows_of(IN_INDEX, snapshot.root, TableOptions(now_ms=snapshot.now_ms))
     unread = [each.commit_log_offset for each in unreadable_among(snapshot.log, rows)]
-    if unread:
-        problem = counted(len(unread), "message cannot be read", "messages cannot be read")
-        yield TIME_INDEX_UNREAD.at("delaywheel/time-index", problem)
-    due_ms = rows.due_ms[~np.isin(rows.commit_log_offset, unread)]
+    lost = np.union1d(unread, [*_going_nowhere(snapshot, rows)])
+    if len(lost):
+        problem = counted(len(lost), "message cannot be read", "messages cannot be read")
+        yield TIME_INDEX_UNREAD.at("delaywheel/time-index", f"{problem}, or not delivered")
+    due_ms = rows.due_ms[~np.isin(rows.commit_log_offset, lost)]
     problem = counted(len(due_ms), "message waits", "messages wait") + " there"
     if len(due_ms):
         problem += f", the next due {when(int(due_ms.min()), snapshot.now_ms)}"
     yield TIME_INDEX.at("delaywheel/time-index", problem)
+
+
+def _going_nowhere(snapshot: StoreSnapshot, rows: PendingRows) -> Iterator[int]:
+    """Where the records lie, of rows in the order of the log, whose topics nobody delivers to."""
+    for chunk in read_chunks(snapshot.log, rows.commit_log_offset, rows.size_bytes):
+        decoded = decode_chunk(chunk, rows.size_bytes[chunk.first : chunk.end])
+        is_bad = undeliverable(decoded.batch.property(REAL_TOPIC))
+        yield from rows.commit_log_offset[chunk.first + decoded.rows[is_bad]].tolist()

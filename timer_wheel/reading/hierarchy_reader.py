@@ -66,7 +66,8 @@ class IndexContent:
 def read_index(root: StoreRoot) -> IndexContent:
     """The index of a hierarchical wheel's store.
 
-    Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none.
+    Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none
+    and for a message that stands there twice: a damaged manifest leads to blocks of two times.
     """
     path = index_path(root)
     names = [wheel.name for wheel in WHEELS]
@@ -78,6 +79,10 @@ def read_index(root: StoreRoot) -> IndexContent:
     rows = np.concatenate([found for found, _ in waiting]).astype(NATIVE_ROW)
     slots_ms = np.concatenate([slots for _, slots in waiting])
     in_queue = np.argsort(rows["queue_offset"], kind="stable")
+    ordered = rows["queue_offset"][in_queue]
+    again = ordered[1:][np.diff(ordered) == 0]
+    if len(again):
+        raise BadFieldError("a message that stands there twice", path=path, found=int(again[0]))
     ids_in_queue = np.argsort(ids["queue_offset"], kind="stable")
     return IndexContent(
         state=None if state is None else IndexState(**STATE.decode_at(state, 0)),
@@ -115,15 +120,18 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     slot_ms = DEFAULT_PRECISION_MS if active is None else active.slot_precision_ms
     placed_end = 0 if content.state is None else content.state.placed_end
     hand_ms = 0 if content.state is None else content.state.hand_ms
+    rest = read_queue(root.timer_queue(), from_queue_offset=max(0, placed_end))
+    after_crash |= len(rest) > 0  # a close places all: this is an older version of the index
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
         in_index = _timers(content.waiting).followed_by(_timers(content.marks, FLAG_DELETE))
         is_there = in_index.commit_log_offset >= commit_log.min_offset
-        from_queue_offset = 0 if after_crash else max(0, placed_end)
-        queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
+        queue = read_queue(root.timer_queue()) if after_crash else rest
         in_queue, blocking, astray_count = waiting_in_queue(
             queue, commit_log, placed_end, after_crash=after_crash
         )
-        timers = in_index.rows(is_there).followed_by(_by_promise(in_queue, slot_ms))
+        timers = in_index.rows(is_there)
+        in_queue = in_queue.rows(~np.isin(in_queue.commit_log_offset, timers.commit_log_offset))
+        timers = timers.followed_by(_by_promise(in_queue, slot_ms))
         done_count = 0
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS

@@ -305,8 +305,8 @@ def _right_times(
     one_bit = [*_with_one_bit(write_ms, delay_ms)]
     placed_ms = floor_ms(store_ms, width_ms)
     is_whole = slot_ms % width_ms in (0, OVERDUE_MARK_MS)
-    has_hole = slot_ms < _MOST_DELAY_MS or delay_ms == 0
     if unit.is_roll[0]:
+        has_hole = slot_ms < _MOST_DELAY_MS or delay_ms == 0
         if is_whole and not has_hole:
             return None
         # It may be in any slot before its own.
