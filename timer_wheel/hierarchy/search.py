@@ -88,9 +88,12 @@ class Named:
         is_pending = known.are_pending(index)
         is_live = is_pending & ~known.are_cancelled(index)
 
+        foreign_until = index.older.until
+
         def named(widths_ms: Int64s, *, is_exact: bool = False) -> Bools:
-            times = int64s(known.rows["due_ms"]), widths_ms
-            by_time = are_named(facts, offsets, *times, handle, first_offset, is_exact=is_exact)
+            asked = widths_ms, handle, first_offset, foreign_until
+            due_ms = int64s(known.rows["due_ms"])
+            by_time = are_named(facts, offsets, due_ms, *asked, is_exact=is_exact)
             return np.asarray(by_time & is_of_topic)
 
         widths_ms = index.older.widths_of(first_offsets, index.slot_precision_ms)
@@ -111,7 +114,7 @@ class Named:
             for row in np.flatnonzero(is_live & is_named).tolist()
         }
         sizes = int64s(known.rows["size_bytes"])
-        log, foreign_until = index.store.log, index.older.until
+        log = index.store.log
         past = fate(log, offsets, sizes, facts, is_named, index.older, foreign_until)
         live_keys = tuple(keys[row] for row in np.flatnonzero(is_live).tolist())
         return cls(tuple(targets.values()), past, live_keys)

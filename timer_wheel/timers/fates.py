@@ -12,7 +12,7 @@ from message_store.interface.delay_store import Cancellation
 from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import MOST_WIDTHS, OlderSlots
-from timer_wheel.format.timer_due import may_be_promised
+from timer_wheel.format.timer_due import FINEST_MS, may_be_promised
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.record_kernel import ID, KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, facts_then
@@ -25,29 +25,36 @@ def are_named(
     widths_ms: Int64s,
     handle: RecallHandle,
     first_offset: int | None,
+    foreign_until: int,
     *,
     is_exact: bool = False,
 ) -> Bools:
-    """Which of the records at ``offsets`` a handle may name, by time; a receipt also by the first
-    record of its message. Topic and key are compared by whoever has the records.
+    """Which of the records at ``offsets`` a handle may name, by time; a receipt by the first record
+    of its message, and by time where none tells it. Topic and key are compared by whoever has the
+    records.
 
-    A handle that a broker gave says the millisecond after the out time. Ours says the promise, as
-    that is now (``promised_ms``) or was for slots of the width when it was given (``widths_ms``, 1
-    where nobody knows). What is known of a width may be a multiple of it, unless ``is_exact``.
+    A handle of ours says the promise, as that is now (``promised_ms``) or was for slots of the
+    width when it was given (``widths_ms``, 1 where nobody knows). What is known of a width may be a
+    multiple of it, unless ``is_exact``. A handle of a broker says the millisecond after the out
+    time, which is a promise to the millisecond too. For the end of a slot it counts only before
+    ``foreign_until``, behind which no broker stored: another message may be promised for that time.
     """
-    out_ms = facts.stored_out_ms
-    is_it: Bools = (promised_ms == handle.due_ms) | (out_ms + 1 == handle.due_ms)
+    out_ms, first_offsets = facts.stored_out_ms, facts.first_offsets(offsets)
+    is_own = facts.is_fine & ~facts.is_marker & (first_offsets == first_offset)
+    if first_offset is not None and is_own.any():
+        return np.asarray(is_own)
+    is_it: Bools = promised_ms == handle.due_ms
+    may_be_foreign = (first_offsets < foreign_until) | (out_ms % FINEST_MS != 0)
+    is_it |= (out_ms + 1 == handle.due_ms) & may_be_foreign
     if is_exact:
         is_it |= out_ms + widths_ms == handle.due_ms
     else:
         is_it |= may_be_promised(out_ms, handle.due_ms, widths_ms)
     is_it &= facts.is_fine
     if first_offset is not None:
-        first_offsets = facts.first_offsets(offsets)
-        is_own = (first_offsets == first_offset) | (first_offsets < 0)
         is_later = marker_offsets(offsets, facts) > first_offset
         is_later &= (facts.cancels < 0) | (facts.cancels == first_offset)
-        is_it &= np.where(facts.is_marker, is_later, is_own)
+        is_it &= np.where(facts.is_marker, is_later, first_offsets < 0)
     return is_it
 
 

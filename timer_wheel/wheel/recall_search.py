@@ -329,7 +329,8 @@ class Search:
     ) -> Bools:
         """Which rows the handle or the receipt names: by time, topic, key and first record."""
         offsets, handle = rows.commit_log_offset, self._handle
-        named = facts.promised_ms, widths_ms, handle, self._first_offset
+        foreign_until = self._timers.foreign_until
+        named = facts.promised_ms, widths_ms, handle, self._first_offset, foreign_until
         may_be = are_named(facts, offsets, *named, is_exact=is_exact)
         is_named = np.zeros(len(rows), bool)
         for row in np.flatnonzero(may_be).tolist():

@@ -92,8 +92,10 @@ class History:
         self.steps[-1] += f" {asked} {answer}" + " by handle" * by_handle
         self._expect(answer is ANSWERS[asked.fate], f"{answer} of {asked}")
         if by_handle:
-            for twin in self.twins:
-                if twin.fate is PENDING and twin.named == asked.named:
+            pending = [twin for twin in self.twins if twin.fate is PENDING]
+            named = {twin.named for twin in pending if twin.receipt.handle == asked.receipt.handle}
+            for twin in pending:
+                if twin.named in named:
                     twin.fate = CANCELLED
         elif asked.fate is PENDING:
             asked.fate = CANCELLED

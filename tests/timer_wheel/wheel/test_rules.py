@@ -23,7 +23,6 @@ from message_store import (
 from message_store.base.errors import BadFieldError, TargetError, UnsupportedDelayError
 from message_store.files import notes as note_file
 from message_store.format.dialect import Dialect
-from message_store.format.recall_handle import RecallHandle
 from message_store.writing.settings import StoreSettings
 from tests.independent.raw_files import (
     commit_log_records,
@@ -568,10 +567,17 @@ def test_a_marker_of_either_form_counts(store: WheelStore, text: str) -> None:
     assert len(store.advance(START_MS + 60_000)) == 0
 
 
-def test_a_handle_as_a_broker_gives_it_is_taken(store: WheelStore) -> None:
-    store.schedule(asking(), AfterMs(60_000))
-    handle = RecallHandle("orders", "broker-a", START_MS + 59_000 + 1, "K")
-    assert store.cancel(handle.text()) is Cancellation.CANCELLED
+def test_the_handle_of_one_takes_no_other_that_a_broker_would_name_so(
+    store: WheelStore, clock: ManualClock
+) -> None:
+    """One was promised for the millisecond after the out time of the other, with the same key."""
+    other = store.schedule(asking(), AtMs(START_MS + 9_000))
+    clock.tick(8_001)
+    at_once = store.schedule(asking(), AtMs(START_MS))
+    assert at_once.promised_ms == other.promised_ms - 1_000 + 1
+    assert store.cancel(at_once) is Cancellation.CANCELLED
+    assert store.cancel(at_once.handle) is Cancellation.CANCELLED
+    assert [each.commit_log_offset for each in store.pending()] == [other.commit_log_offset]
 
 
 @pytest.mark.parametrize("late_ms", [10_000, 40_000, 80_000])
