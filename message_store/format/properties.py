@@ -30,9 +30,11 @@ TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_ROLL_LABEL = "TIMER_ROLL_LABEL"
 TIMER_DELETE_UNIQUE_KEY = "TIMER_DEL_UNIQKEY"
 CANCELLED_OFFSET = "DELAYWHEEL_CANCELS"
-"""Of a delete marker that a receipt asked for: where in the log the first record of its message is.
-Brokers pass it over, and take all messages of the slot and the key.
+"""Of a delete marker that a receipt asked for: where in the log the first record of its message is
+(``offset_text``). Brokers pass it over, and take all messages of the slot and the key.
 """
+OFFSET_CHECK = 97
+"""The rest of a named offset by this prime tells of any one wrong digit."""
 START_DELIVER_TIME = "__STARTDELIVERTIME"
 CRC32 = "__CRC32#"
 INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
@@ -99,3 +101,24 @@ def encode_properties(entries: Iterable[tuple[str, str]], *, closed: bool = True
             raise BadFieldError("a property that cannot be stored", found=f"{name!r}={value!r}")
         parts.append(NAME_VALUE_SEPARATOR.join(pair))
     return PROPERTY_SEPARATOR.join(parts) + (PROPERTY_SEPARATOR if closed and parts else b"")
+
+
+def offset_text(offset: int) -> str:
+    """An offset as CANCELLED_OFFSET says it, with two digits that tell of damage.
+
+    >>> offset_text(1_049), offset_text(0)
+    ('1049-79', '0-00')
+    """
+    return f"{offset}-{offset % OFFSET_CHECK:02d}"
+
+
+def offset_of_text(text: str) -> int | None:
+    """The same read: None where it is damaged. Earlier versions wrote the number alone.
+
+    >>> offset_of_text("1049-79"), offset_of_text("1049"), offset_of_text("1059-79")
+    (1049, 1049, None)
+    """
+    number, dash, _ = text.partition("-")
+    if not (number.isascii() and number.isdecimal()):
+        return None
+    return int(number) if not dash or text == offset_text(int(number)) else None

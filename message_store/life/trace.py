@@ -252,9 +252,9 @@ class _Lives:
         if older is not None:
             return self.by_first.get(older.commit_log_offset, older.commit_log_offset)
         if event is Event.CANCELLED:
-            named = record.properties.get(names.CANCELLED_OFFSET, "")
-            if named.isdecimal():
-                return self.by_first.get(int(named), int(named))
+            named = names.offset_of_text(record.properties.get(names.CANCELLED_OFFSET, ""))
+            if named is not None:
+                return self.by_first.get(named, named)
             return self.by_out.get(_out_of(record), own)
         if event is Event.DELIVERED and (waiting := self.waiting.get(record.topic)):
             return waiting[-1]
@@ -312,7 +312,7 @@ def _takes(cancel: StoredMessage, record: StoredMessage) -> bool:
         return first_offset(cancel) == first
     named = cancel.properties.get(names.CANCELLED_OFFSET)
     if named is not None:
-        return named == str(first)
+        return names.offset_of_text(named) == first
     if replaced_by(record, "") is not None and cancel.queue_offset == record.queue_offset + 1:
         return False
     outs = [each.properties.get(names.TIMER_OUT_MS, "") for each in (cancel, record)]

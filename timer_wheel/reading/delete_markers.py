@@ -27,6 +27,7 @@ from message_store.format.properties import (
     TIMER_OUT_MS,
     TIMER_ROLL_LABEL,
     TIMER_ROLL_TIMES,
+    offset_of_text,
 )
 from message_store.redelivery.lineage import first_offset
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, decode_own, decode_timer_checkpoint
@@ -117,7 +118,7 @@ def _takes(marker: StoredMessage, message: StoredMessage) -> bool:
     it, and the named one if it names one. A message that a broker rolled may be that.
     """
     scheduled_at, named = _scheduled_at(message), marker.properties.get(CANCELLED_OFFSET)
-    is_named = named is None or scheduled_at < 0 or named == str(scheduled_at)
+    is_named = named is None or scheduled_at < 0 or offset_of_text(named) == scheduled_at
     return is_named and scheduled_at < first_offset(marker)
 
 
@@ -178,6 +179,8 @@ def marker_problem(marker: StoredMessage | None) -> str | None:
     text, key = marker.properties.get(TIMER_DELETE_UNIQUE_KEY), marker.unique_key
     if text is None:
         return "a delete marker that names no message"
+    if offset_of_text(marker.properties.get(CANCELLED_OFFSET, "0")) is None:
+        return "a delete marker that names a damaged offset"
     if not key or not is_of_cancel(marker) or text in (key, f"{marker.real_topic}+{key}"):
         return None
     return f"a delete marker of {key!r} that names {text!r}"

@@ -15,7 +15,11 @@ from message_store.columns.byte_column import Int64s
 from message_store.files.notes import LostMessage
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import Message, StoredMessage
-from message_store.format.properties import CANCELLED_OFFSET, TIMER_DELETE_UNIQUE_KEY
+from message_store.format.properties import (
+    CANCELLED_OFFSET,
+    TIMER_DELETE_UNIQUE_KEY,
+    offset_text,
+)
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
@@ -143,7 +147,7 @@ class RecallMarks:
 
 
 NAMES_NOTHING = "its record names no message"
-NAMES_ANOTHER = "its record names another key than its own"
+NAMES_ANOTHER = "its record names another key than its own, or a damaged offset"
 TAKES_NOTHING = "its record names no pending message"
 _ODD = {MESSAGE: NAMES_NOTHING, MARKER_WITHOUT_KEY: NAMES_NOTHING, ODD_MARKER: NAMES_ANOTHER}
 
@@ -237,5 +241,5 @@ def marker_for(
     )
     properties = [(TIMER_DELETE_UNIQUE_KEY, text)]
     if target.first_offset >= 0:
-        properties.append((CANCELLED_OFFSET, str(target.first_offset)))
+        properties.append((CANCELLED_OFFSET, offset_text(target.first_offset)))
     return marker, tuple(properties)

@@ -42,6 +42,7 @@ from message_store.kernels.text import (
     java_hash_utf8,
     mix64,
     plain_number,
+    whole_number,
 )
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS
@@ -57,8 +58,8 @@ FACT_COLUMNS = 13
 """What is told of each record."""
 
 MESSAGE, MARKER, ODD_MARKER, MARKER_WITHOUT_KEY = range(4)
-"""What IS_MARKER tells: a message; a delete marker; one that names another key than its own; and a
-record with the body of a delete marker, and its tags or flag, that names no key.
+"""What IS_MARKER tells: a message; a delete marker; one that names another key than its own, or a
+damaged offset; and a record with the body of a delete marker, and its tags or flag, without a key.
 """
 
 FINE, MISSING, UNUSUAL = range(3)
@@ -71,11 +72,13 @@ _DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
 _CANCELS = np.frombuffer(names.CANCELLED_OFFSET.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
-_PLUS = ord("+")
+_PLUS, _DASH = ord("+"), ord("-")
+_NOTHING, _DAMAGED = -1, -2
 _AT_FLAG = HEAD_V4_V4.offset_of("flag")
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _MARKER_TAGS = np.frombuffer(MARKER_TAGS.encode(), np.uint8)
 _MARKER_CRC = body_crc(MARKER_BODY)
+_CHECK, _CHECK_BYTES, _DIGITS = names.OFFSET_CHECK, len("-00"), 18
 ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
 
@@ -157,6 +160,23 @@ def _marker_kind(record: int, spots: Any) -> int:
         if is_own and load_u8(text + topic_bytes) == _PLUS:
             return MARKER
     return ODD_MARKER
+
+
+@inline_kernel
+def _offset_of_text(place: int, length: int) -> int:
+    """The same as ``offset_of_text``: _NOTHING where there is no text, _DAMAGED for damage."""
+    if length == 0:
+        return _NOTHING
+    offset = whole_number(place, length, _DIGITS)
+    if offset >= 0:
+        return int(offset)
+    end = length - _CHECK_BYTES
+    if end > 0 and load_u8(place + end) == _DASH:
+        offset = whole_number(place, end, _DIGITS)
+        rest = whole_number(place + end + 1, _CHECK_BYTES - 1, _DIGITS)
+        if offset >= 0 and rest == offset % _CHECK:
+            return int(offset)
+    return _DAMAGED
 
 
 @kernel("boolean(int64[::1], int64[::1])")
@@ -257,10 +277,12 @@ def read_timer_records(
         facts[STORE_MS, row] = store_time_at(record)
         facts[BORN_MS, row] = load_i64(record + _AT_BORN_TIME)
         facts[TOPIC_HASH, row] = topic_hash
-        facts[IS_MARKER, row] = _marker_kind(record, spots)
+        cancels = _offset_of_text(spots[_CANCELS_SPOT], spots[_CANCELS_SPOT + 1])
+        kind = _marker_kind(record, spots)
+        facts[IS_MARKER, row] = ODD_MARKER if kind == MARKER and cancels == _DAMAGED else kind
         rolls = plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
-        facts[CANCELS, row] = plain_number(spots[_CANCELS_SPOT], spots[_CANCELS_SPOT + 1])
+        facts[CANCELS, row] = cancels
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
         if usual and len(older_untils):
             first = _first_offset(offsets[row], facts[PREPARED_OFFSET, row], facts[ROLL_TIMES, row])

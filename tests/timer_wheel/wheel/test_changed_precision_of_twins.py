@@ -86,8 +86,14 @@ class History:
             for twin in self.twins
             if not twin.is_taken and twin.receipt.unique_key == chosen.receipt.unique_key
         ]
-        # A wheel that had this width before gave the same handle for what is in another slot now.
-        slots = {twin.promised_ms for twin in alike if twin.receipt.handle == chosen.receipt.handle}
+        # A wheel that had this width before gave the same handle for what is in another slot now,
+        # and a listing says that time of what came to that slot from another width.
+        handle, said_ms = chosen.receipt.handle, chosen.receipt.promised_ms
+        slots = {
+            twin.promised_ms
+            for twin in alike
+            if twin.receipt.handle == handle or twin.promised_ms == said_ms
+        }
         for twin in alike:
             twin.is_taken = twin.promised_ms in slots
 

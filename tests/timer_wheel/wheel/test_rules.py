@@ -23,6 +23,7 @@ from message_store import (
 from message_store.base.errors import BadFieldError, TargetError, UnsupportedDelayError
 from message_store.files import notes as note_file
 from message_store.format.dialect import Dialect
+from message_store.format.properties import offset_text
 from message_store.writing.settings import StoreSettings
 from tests.independent.raw_files import (
     commit_log_records,
@@ -545,7 +546,7 @@ def test_a_delete_marker_has_the_form_that_its_broker_heeds(
     later = store.schedule(attrs.evolve(asking(), queue_id=4), AfterMs(60_000))
     store.cancel(later)
     _, marker, _, of_one = timed_records(store)
-    assert of_one == {**marker, "DELAYWHEEL_CANCELS": str(later.commit_log_offset)}
+    assert of_one == {**marker, "DELAYWHEEL_CANCELS": offset_text(later.commit_log_offset)}
     assert marker == {
         "REAL_TOPIC": "orders",
         "REAL_QID": "4",
