@@ -74,8 +74,8 @@ QUEUE_BLOCKED = error(
 QUEUE_LOST = error(
     "timer-queue-lost",
     "a broker continues behind them: they are never delivered",
-    "take timerlog and timerwheel from the backup that config/timercheck is from. Without one,"
-    " remove all three: the broker then delivers everything in the timer queue once more",
+    "open the store with its own engine (`delaywheel run`), which makes the queue again from the"
+    " commit log, and close it",
 )
 QUEUE_ASTRAY = error(
     "timer-queue-astray",

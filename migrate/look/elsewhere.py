@@ -42,7 +42,7 @@ def _in_levels(root: StoreRoot, _now_ms: int) -> int:
 def _on_wheel(root: StoreRoot, now_ms: int) -> int:
     after_crash = not root.was_stopped_cleanly
     state = read_wheel_store(root, now_ms=now_ms, after_crash=after_crash)
-    return len(state.require_sound().pending)
+    return len(state.require_sound(root.path).pending)
 
 
 def _in_time_index(root: StoreRoot, _now_ms: int) -> int:

@@ -82,7 +82,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         after_crash=not source.was_stopped_cleanly,
     )
     if wheel.lost_log_bytes or wheel.astray_count:
-        raise SourceError(f"{source.path}: {wheel.doubts[0]}")
+        wheel.require_sound(source.path)
     return len(wheel.pending) + wheel.unlinked_count
 
 

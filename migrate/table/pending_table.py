@@ -301,7 +301,7 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         topic_in_delete_key=None,
         after_crash=not store.was_stopped_cleanly,
     )
-    timers = wheel.require_sound().pending
+    timers = wheel.require_sound(store.path).pending
     timers = timers.rows(np.argsort(timers.commit_log_offset, kind="stable"))
     return PendingRows(
         level=np.full(len(timers), ON_WHEEL, np.int16),

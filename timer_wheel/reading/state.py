@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the timers of a stopped store are, whichever engine they are on."""
 
+from pathlib import Path
+
 import attrs
 
 from message_store.base.errors import SourceError
@@ -95,8 +97,9 @@ class WheelState:
             )
         return tuple(doubts)
 
-    def require_sound(self) -> "WheelState":
-        """This state. Raises SourceError where there are doubts."""
+    def require_sound(self, path: Path) -> "WheelState":
+        """This state, of the store at ``path``. Raises SourceError where there are doubts."""
         if self.doubts:
-            raise SourceError(self.doubts[0])
+            doubt = self.doubts[0]
+            raise SourceError(doubt if doubt.startswith(str(path)) else f"{path}: {doubt}")
         return self

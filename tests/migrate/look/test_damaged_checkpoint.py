@@ -117,7 +117,8 @@ def test_a_broken_link_hides_no_message_in_silence(
     ):
         with pytest.raises(SourceError, match="timerlog: 4 units are in slots to come") as refusal:
             look()
-        assert str(refusal.value) in inspect_store(tmp_path, now_ms=START_MS).problems
+        [problem] = inspect_store(tmp_path, now_ms=START_MS).problems
+        assert str(refusal.value) == f"{tmp_path}: {problem}"
     assert waiting_in_wheel(StoreRoot(tmp_path)) == COUNT
     [sentence] = left_alone(StoreRoot(tmp_path), "levels", START_MS)
     assert "messages may wait" in sentence

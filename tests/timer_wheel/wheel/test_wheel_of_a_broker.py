@@ -82,6 +82,22 @@ def test_a_message_of_the_broker_can_be_recalled(real: RealStore, engine: Any) -
         assert len(list(store.pending())) == len(before) - len(before[::50])
 
 
+@pytest.mark.parametrize("lost", ["first file", "second half"])
+def test_a_timer_queue_that_is_lost_is_made_again_from_the_log(real: RealStore, lost: str) -> None:
+    queue = real.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
+    first, last = sorted(queue.iterdir())
+    if lost == "first file":
+        first.unlink()
+    else:
+        last.write_bytes(bytes(last.stat().st_size))
+        half = first.stat().st_size // 40 * 20
+        first.write_bytes(first.read_bytes()[:half] + bytes(first.stat().st_size - half))
+    with WheelStore.open(real.root, clock=ManualClock(real.stopped_ms)) as store:
+        found = Counter((each.unique_key, each.topic, each.due_ms) for each in store.pending())
+        assert found == truth(real, "pending")
+        assert store.check() == []
+
+
 def test_nothing_is_wrong_with_it(store: WheelStore) -> None:
     assert store.check() == []
 
