@@ -75,14 +75,12 @@ def waiting(pending: Iterable[Pending]) -> Counter[Fact]:
 class DelayStoreMachine(RuleBasedStateMachine):
     """The steps that any store takes; with ``durable``, its ends and new beginnings too.
 
-    With ``cancels_by_key``, a receipt takes back all pending messages that share its handle. With
-    ``forgets``, files are taken away when what they hold is old: what was delivered long ago
+    With ``forgets``, files are taken away when what they hold is old: what was delivered long ago
     may be unknown, but nothing else is different. With ``clock_leaps``, the clock is set back too,
     and the store advanced ahead of it.
     """
 
     durable = False
-    cancels_by_key = False
     forgets = False
     clock_leaps = False
     was_set_back = False
@@ -265,8 +263,6 @@ class DelayStoreMachine(RuleBasedStateMachine):
         pending = {each.commit_log_offset for each in self.model.pending()}
         answer = self.store.cancel(receipt.handle if by_handle else receipt)
         right = self.model.cancel(expected.handle if by_handle else expected)
-        if self.cancels_by_key and expected.commit_log_offset in pending:
-            self.model.cancel(expected.handle)
         is_new = len(pending) > len(list(self.model.pending()))
         was_cancelled = receipt.handle in self.cancelled
         if right is Cancellation.CANCELLED and not is_new:

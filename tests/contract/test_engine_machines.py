@@ -71,7 +71,6 @@ class ForgetfulLevelMachine(LevelMachine):
 class WheelMachine(EngineMachine):
     """Two hours a round, so that what waits for days rolls."""
 
-    cancels_by_key = True
     promise_rule = staticmethod(to_slot_end(1_000, max_delay_ms=3 * DAY_MS))
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
@@ -79,7 +78,6 @@ class WheelMachine(EngineMachine):
 
 
 class FineWheelMachine(EngineMachine):
-    cancels_by_key = True
     promise_rule = staticmethod(to_slot_end(100, max_delay_ms=3 * DAY_MS))
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
@@ -99,7 +97,6 @@ class ForgetfulWheelMachine(WheelMachine):
 class HierarchyMachine(EngineMachine):
     """Promises to the millisecond, by the rule of two times of a hundred."""
 
-    cancels_by_key = True
     promise_rule = staticmethod(to_the_millisecond)
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
@@ -139,7 +136,6 @@ class OwnersInTurnsMachine(EngineMachine):
     small that most of what waits rolls.
     """
 
-    cancels_by_key = True
     precision_ms = 1_000
     promise_rule = staticmethod(to_slot_end(1_000, max_delay_ms=3 * DAY_MS))
     retention_ms = SMALL.retention_ms
