@@ -66,8 +66,7 @@ class IndexContent:
 def read_index(root: StoreRoot) -> IndexContent:
     """The index of a hierarchical wheel's store.
 
-    Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none
-    and for a message that stands there twice: a damaged manifest leads to blocks of two times.
+    Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none.
     """
     path = index_path(root)
     names = [wheel.name for wheel in WHEELS]
@@ -79,10 +78,6 @@ def read_index(root: StoreRoot) -> IndexContent:
     rows = np.concatenate([found for found, _ in waiting]).astype(NATIVE_ROW)
     slots_ms = np.concatenate([slots for _, slots in waiting])
     in_queue = np.argsort(rows["queue_offset"], kind="stable")
-    ordered = rows["queue_offset"][in_queue]
-    again = ordered[1:][np.diff(ordered) == 0]
-    if len(again):
-        raise BadFieldError("a message that stands there twice", path=path, found=int(again[0]))
     ids_in_queue = np.argsort(ids["queue_offset"], kind="stable")
     return IndexContent(
         state=None if state is None else IndexState(**STATE.decode_at(state, 0)),
@@ -114,9 +109,15 @@ SLOT_MS = 1
 
 def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     """What a hierarchical wheel holds; ``after_crash`` leaves out what the log shows as done since
-    its index was written. Raises SourceError and FormatError.
+    its index was written. Raises SourceError and FormatError, also for a message that stands in the
+    index twice: a damaged manifest leads to blocks of two times.
     """
     content, active = read_index(root), read_active(root)
+    again = np.diff(content.waiting["queue_offset"]) == 0
+    if again.any():
+        queue_offset = int(content.waiting["queue_offset"][1:][again][0])
+        what = "a message that stands there twice"
+        raise BadFieldError(what, path=index_path(root), found=queue_offset)
     slot_ms = DEFAULT_PRECISION_MS if active is None else active.slot_precision_ms
     placed_end = 0 if content.state is None else content.state.placed_end
     hand_ms = 0 if content.state is None else content.state.hand_ms

@@ -30,6 +30,7 @@ from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 from timer_wheel.hierarchy.waiting_rows import no_rows
+from timer_wheel.reading.hierarchy_reader import read_hierarchy
 from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.wheel_reader import read_wheel_store
 from timer_wheel.timers.record_kernel import FACT_COLUMNS
@@ -401,6 +402,8 @@ def test_check_notices_an_index_that_says_otherwise_than_the_queue(
     batch.put_block("hours", block.slot_ms, wrong)
     db.write(batch, state)
     db.close()
+    with pytest.raises(BadFieldError, match="stands there twice"):
+        read_hierarchy(StoreRoot(folder), after_crash=False)
     with opened(folder, clock) as store:
         problems = [each.problem for each in store.check() if each.severity is Severity.ERROR]
         assert "a message that stands in the index twice" in problems
