@@ -35,6 +35,7 @@ CANCELLED_OFFSET = "DELAYWHEEL_CANCELS"
 """
 OFFSET_CHECK = 97
 """The rest of a named offset by this prime tells of any one wrong digit."""
+OFFSET_DIGITS = 18
 START_DELIVER_TIME = "__STARTDELIVERTIME"
 CRC32 = "__CRC32#"
 INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
@@ -120,5 +121,7 @@ def offset_of_text(text: str) -> int | None:
     """
     number, dash, _ = text.partition("-")
     if not (number.isascii() and number.isdecimal()):
+        return None
+    if len(number) > OFFSET_DIGITS:
         return None
     return int(number) if not dash or text == offset_text(int(number)) else None

@@ -35,7 +35,6 @@ NOT_TOLD_YET = {
     ("wheel", 144): "a unit's time after a kill: it may be of what is done",
     ("wheel", 317): "a unit's link after a kill: it may be of what is done",
     ("hierarchy", 322): "a damaged block of the database: check reads past it, the engine does not",
-    ("hierarchy", 348): "a database has rows twice, and one message came twice; the engine tells",
 }
 """Engine and seed of stores of which somebody says nothing of its damage."""
 

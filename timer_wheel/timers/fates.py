@@ -11,7 +11,7 @@ from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
 from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
-from timer_wheel.format.older_slots import MOST_WIDTHS, OlderSlots
+from timer_wheel.format.older_slots import EXACT_MS, MOST_WIDTHS, OlderSlots
 from timer_wheel.format.timer_due import FINEST_MS, may_be_promised
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.record_kernel import ID, KEY_ONE, KEY_TWO
@@ -30,8 +30,8 @@ def are_named(
     is_exact: bool = False,
 ) -> Bools:
     """Which of the records at ``offsets`` a handle may name, by time; a receipt by the first record
-    of its message, and by time where none tells it. Topic and key are compared by whoever has the
-    records.
+    of its message, whatever its slot's width was, and by time alone where none tells it. Topic and
+    key are compared by whoever has the records.
 
     A handle of ours says the promise, as that is now (``promised_ms``) or was for slots of the
     width when it was given (``widths_ms``, 1 where nobody knows). What is known of a width may be a
@@ -40,9 +40,14 @@ def are_named(
     ``foreign_until``, behind which no broker stored: another message may be promised for that time.
     """
     out_ms, first_offsets = facts.stored_out_ms, facts.first_offsets(offsets)
-    is_own = facts.is_fine & ~facts.is_marker & (first_offsets == first_offset)
-    if first_offset is not None and is_own.any():
-        return np.asarray(is_own)
+    if first_offset is not None:
+        is_own = facts.is_fine & ~facts.is_marker & (first_offsets == first_offset)
+        # After a loss of power another message may lie in its place, for another time.
+        any_ms = np.full_like(out_ms, EXACT_MS)
+        is_then = (promised_ms == handle.due_ms) | (out_ms + 1 == handle.due_ms)
+        is_own &= is_then | may_be_promised(out_ms, handle.due_ms, any_ms)
+        if is_own.any():
+            return np.asarray(is_own)
     is_it: Bools = promised_ms == handle.due_ms
     may_be_foreign = (first_offsets < foreign_until) | (out_ms % FINEST_MS != 0)
     is_it |= (out_ms + 1 == handle.due_ms) & may_be_foreign

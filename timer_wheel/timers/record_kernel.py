@@ -78,7 +78,7 @@ _AT_FLAG = HEAD_V4_V4.offset_of("flag")
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _MARKER_TAGS = np.frombuffer(MARKER_TAGS.encode(), np.uint8)
 _MARKER_CRC = body_crc(MARKER_BODY)
-_CHECK, _CHECK_BYTES, _DIGITS = names.OFFSET_CHECK, len("-00"), 18
+_CHECK, _CHECK_BYTES, _DIGITS = names.OFFSET_CHECK, len("-00"), names.OFFSET_DIGITS
 ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
 

@@ -6,6 +6,7 @@ message of the receipt: whatever has the same key and time before it or after it
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -14,7 +15,7 @@ from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
 from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
-from timer_wheel import HierarchicalWheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.timer_due import FINEST_MS, HIERARCHY_PRECISIONS_MS
 from timer_wheel.reading.ownership import index_path
 
@@ -226,3 +227,30 @@ def test_a_cancel_takes_what_lies_before_it_and_answers_of_its_message(
         for _ in range(STEPS):
             lived.step()
         lived.finish()
+
+
+def test_a_receipt_of_what_came_is_not_answered_by_a_cancel_in_other_slots(tmp_path: Path) -> None:
+    clock, due_ms = ManualClock(START_MS), START_MS + 5_000
+    message = Message("orders", b"", unique_key="K")
+    with HierarchicalWheelStore.open(tmp_path, clock=clock, precision_ms=500) as store:
+        came = store.schedule(message, AtMs(due_ms))
+        assert len(store.advance(came.promised_ms)) == 1
+    with HierarchicalWheelStore.open(tmp_path, clock=clock, precision_ms=100) as store:
+        again = store.schedule(message, AtMs(due_ms))
+        assert store.cancel(again.handle) is Cancellation.CANCELLED
+        assert store.cancel(came) is Cancellation.ALREADY_DELIVERED
+
+
+@pytest.mark.parametrize("engine", [WheelStore, HierarchicalWheelStore])
+def test_a_receipt_of_what_is_lost_takes_nothing_that_lies_in_its_place(
+    tmp_path: Path, engine: Any
+) -> None:
+    """As after a loss of power: the log goes on where the message was that nobody flushed."""
+    clock, message = ManualClock(START_MS), Message("orders", b"", unique_key="K")
+    with engine.open(tmp_path / "lost", clock=clock) as store:
+        lost = store.schedule(message, AtMs(START_MS + 5_000))
+    with engine.open(tmp_path / "kept", clock=clock) as store:
+        kept = store.schedule(message, AtMs(START_MS + 60_000))
+        assert kept.commit_log_offset == lost.commit_log_offset
+        assert store.cancel(lost) is not Cancellation.CANCELLED
+        assert len([*store.pending()]) == 1

@@ -133,8 +133,9 @@ def test_a_cancel_that_is_lost_is_told(
         (b"TIMER_DEL_UNIQKEY\x01K3", -1, ord("1")),
         (b"rmq_sys_wheel_timer", 1, ord("m") | 0x80),
         (b"TIMER_OUT_MS\x0117", -2, ord("0")),
+        (b"DELAYWHEEL_CANCELS\x015", -1, ord("7")),
     ],
-    ids=["the key of another", "a topic that is no text", "a time long past"],
+    ids=["the key of another", "a topic that is no text", "a time long past", "another's place"],
 )
 @pytest.mark.parametrize("engine", ["wheel", "hierarchy"])
 @pytest.mark.parametrize("end", ["closed", "killed"])
