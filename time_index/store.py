@@ -6,7 +6,7 @@ Scheduling stores a record and its queue entry. The index is written when the st
 never synced: queue and log tell all that it holds (docs/FORMAT.md, time index).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
@@ -288,6 +288,9 @@ class TimeIndexStore(TimedEngine[StoredMessage]):
         return moved
 
     # --- health and the end -----------------------------------------------------------------------
+
+    def _found_at_opening(self) -> Iterable[Finding]:
+        return self._index.losses
 
     def _findings(self) -> list[Finding]:
         return check_time_index(self._index)

@@ -30,6 +30,7 @@ from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.matching import Waiting, find_delivered
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
+from legacy_levels.neutral_units import is_neutral_size
 from message_store.base.errors import FormatError, UncleanStoreError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_at, rows_where
@@ -45,12 +46,13 @@ from message_store.reading.consume_queue import BoolArray
 
 @attrs.frozen
 class LevelCounts:
-    """One level in numbers; ``queued = pending + already_delivered + expired``.
+    """One level in numbers; ``queued = pending + already_delivered + neutral + expired``.
 
     ``queued`` runs from ``from_queue_offset`` to ``to_queue_offset``, of which the last
     ``not_in_queue`` are only in the log; in front of them stand the ``before_queue`` that lie
     between the stored offset and a queue that has lost its first files. ``repaired`` are the due
     times that were computed, ``mended`` the entries that led nowhere and whose record was found.
+    ``neutral`` were cancelled, or delivered out of turn; of the ``expired`` the log has no record.
     """
 
     level: int
@@ -61,6 +63,7 @@ class LevelCounts:
     from_queue_offset: int
     queued: int = 0
     already_delivered: int = 0
+    neutral: int = 0
     expired: int = 0
     pending: int = 0
     not_in_queue: int = 0
@@ -267,7 +270,7 @@ def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
 
 
 _COUNTED = (
-    *("queued", "already_delivered", "expired", "pending"),
+    *("queued", "already_delivered", "neutral", "expired", "pending"),
     *("not_in_queue", "before_queue", "repaired"),
 )
 
@@ -281,10 +284,13 @@ def _masks(
         is_before &= np.isin(entries.commit_log_offset[rows], recovered.before.commit_log_offset)
     is_expired, is_delivered = entries.is_expired[rows], delivered[rows]
     is_pending = ~is_expired & ~is_delivered
+    is_neutral = is_expired & (is_neutral_size(entries.size_bytes[rows]) | ~entries.in_queue[rows])
+    is_expired = is_expired & ~is_neutral
     is_repaired = is_pending & ~entries.is_known[rows] & (entries.due_ms[rows] > 0)
     not_in_queue = ~entries.in_queue[rows] & ~is_before
     is_queued = np.ones(len(is_pending), np.bool_)
-    return is_queued, is_delivered, is_expired, is_pending, not_in_queue, is_before, is_repaired
+    fates = is_delivered, is_neutral, is_expired, is_pending
+    return is_queued, *fates, not_in_queue, is_before, is_repaired
 
 
 def _count(

@@ -132,6 +132,8 @@ def read_tail(
 
 def _units_of(queue: LevelQueue) -> UnitArray:
     both = queue.history.units, queue.entries.units
+    if not len(queue.history):
+        return queue.entries.units
     units: UnitArray = new_array(sum(map(len, both)), QUEUE_UNIT.dtype)
     return np.concatenate(both, out=units)
 

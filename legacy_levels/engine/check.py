@@ -30,7 +30,7 @@ from message_store.interface.finding_rules import (
     worst_first,
 )
 from message_store.reading.consume_queue import Int64Array
-from message_store.writing.findings import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import floor_findings, log_finding
 
 _MOST_NAMED = 20
 _ARE = "message is", "messages are"
@@ -44,8 +44,8 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
     """Everything that is noticed about queues, offsets, and the records that wait."""
     findings: list[Finding] = []
     parts: list[Callable[[], Iterator[Finding]]] = [
-        lambda: _of_losses(state),
-        lambda: _of_offsets(state),
+        lambda: of_opening(state),
+        lambda: floor_findings(state.live),
         lambda: undelivered(state),
         lambda: _of_delivery(state, delivery),
         *((lambda cursor=cursor: _of_level(state, cursor)) for cursor in state.cursors.values()),
@@ -65,7 +65,8 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
     return worst_first(findings)
 
 
-def _of_losses(state: LevelState) -> Iterator[Finding]:
+def of_opening(state: LevelState) -> Iterator[Finding]:
+    """What was lost, or not as it should be, when the store was opened."""
     losses = state.losses
     if losses.log_bytes:
         yield log_finding(losses.log_bytes)
@@ -78,8 +79,7 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
             " cancelled messages",
             "find out what was removed",
         )
-    yield from queue_findings(state.live)
-    yield from kept_findings(state.live)
+    yield from _of_offsets(state)
 
 
 def _of_offsets(state: LevelState) -> Iterator[Finding]:

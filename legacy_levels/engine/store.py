@@ -8,7 +8,7 @@ after those in front. Limitations: a delay between two levels is rounded up to t
 delay beyond the longest level is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -26,7 +26,7 @@ from legacy_levels.engine.cancel import (
     entries_of_receipt,
     verdict,
 )
-from legacy_levels.engine.check import check_levels, undelivered
+from legacy_levels.engine.check import check_levels, of_opening, undelivered
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.delivery import LevelDelivery
 from legacy_levels.engine.intake import LevelIntake
@@ -328,6 +328,9 @@ class LevelStore(Engine):
 
     def _findings(self) -> list[Finding]:
         return check_levels(self.state, self._delivery)
+
+    def _found_at_opening(self) -> Iterable[Finding]:
+        return of_opening(self.state)
 
     def _undelivered(self) -> list[Finding]:
         return list(undelivered(self.state))

@@ -21,7 +21,7 @@ from message_store.format.java_numbers import INT_MAX, parse_long
 from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import Pending
 from message_store.interface.waiting_messages import WaitingFilter, pending_of
-from message_store.reading.consume_queue import BoolArray
+from message_store.reading.consume_queue import BoolArray, UnitArray
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.log import LiveLog
 
@@ -189,37 +189,37 @@ def iterate_pending(state: LevelState, wanted: WaitingFilter) -> Iterator[Pendin
 def _of_level(
     state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
 ) -> Iterator[list[Pending]]:
-    for first, units, waits in cursor.waiting():
-        due_ms = units["tags_code"].astype(np.int64)
-        rows = np.flatnonzero(waits & wanted.in_time(due_ms))
-        units = state.right_units(cursor.level, first + rows, units[rows])
-        offsets = units["commit_log_offset"].astype(np.int64)
-        sizes = units["size_bytes"].astype(np.int64)
-        due_ms = due_ms[rows]
-        for part in read_waiting(state.live.log, offsets, sizes):
-            passes = np.ones(len(part.rows), np.bool_)
-            if wanted.topic is not None:
-                passes &= equals(part.real_topic, wanted.topic.encode(errors="surrogatepass"))
-            if wanted.unique_key is not None:
-                passes &= equals(part.unique_key, wanted.unique_key.encode(errors="surrogatepass"))
-            messages = []
-            for row in np.flatnonzero(passes).tolist():
-                place = int(part.rows[row])
-                with contextlib.suppress(FormatError):
-                    message = part.batch.message(row)
-                    due = int(due_ms[place]), int(sizes[place])
-                    messages.append(pending_in_level(message, cursor.level, *due))
-            yield messages
+    for units, records in _units_and_records(state, cursor, wanted):
+        passes = np.ones(len(units), np.bool_)
+        for column, text in (("real_topic", wanted.topic), ("unique_key", wanted.unique_key)):
+            if text is not None:
+                passes &= equals(getattr(records, column), text.encode(errors="surrogatepass"))
+        messages = []
+        for row in np.flatnonzero(passes).tolist():
+            with contextlib.suppress(FormatError):
+                message = records.batch.message(row)
+                due = int(units["tags_code"][row]), int(units["size_bytes"][row])
+                messages.append(pending_in_level(message, cursor.level, *due))
+        yield messages
 
 
 def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
     """The record and the due time of each pending message that can be read, level after level."""
     for cursor in state.cursors.values():
-        for first, units, waits in cursor.waiting():
-            rows = np.flatnonzero(waits)
-            units = state.right_units(cursor.level, first + rows, units[rows])
-            offsets = units["commit_log_offset"].astype(np.int64)
-            sizes = units["size_bytes"].astype(np.int64)
-            for part in read_waiting(state.live.log, offsets, sizes):
-                places = offsets[part.rows], sizes[part.rows]
-                yield LogDeliveries(state.live, *places, units["tags_code"][part.rows])
+        for units, _ in _units_and_records(state, cursor, WaitingFilter()):
+            places = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+            yield LogDeliveries(state.live, *places, units["tags_code"])
+
+
+def _units_and_records(
+    state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
+) -> Iterator[tuple[UnitArray, WaitingRecords]]:
+    """What waits in a level at the times that are wanted: units and their records, a part at a
+    time.
+    """
+    for first, units, waits in cursor.waiting():
+        rows = np.flatnonzero(waits & wanted.in_time(units["tags_code"].astype(np.int64)))
+        right = state.right_units(cursor.level, first + rows, units[rows])
+        places = (right[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+        for part in read_waiting(state.live.log, *places):
+            yield right[part.rows], part

@@ -2,7 +2,7 @@
 """What every engine on files does alike: it takes messages in, tells of itself, and is flushed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from message_store.base.errors import OptionsError, SourceError
@@ -16,8 +16,9 @@ from message_store.intake.asked import asked_of_no_wheel
 from message_store.intake.asked_batch import asked_by_batch
 from message_store.intake.batch import due_times
 from message_store.interface.delay_store import BatchReceipt, Due, Finding, Pending, Receipt
+from message_store.interface.finding_rules import worst_first
 from message_store.interface.waiting_messages import FILTER_KINDS, WaitingFilter
-from message_store.writing.findings import warn_of_other_engines
+from message_store.writing.findings import queue_findings, warn_of_other_engines
 from message_store.writing.store import EngineOnFiles, LiveStore
 
 Made = TypeVar("Made")
@@ -117,6 +118,13 @@ class Engine(EngineOnFiles, ABC):
         with self.live.reading():
             return self._undelivered()
 
+    def found_at_opening(self) -> list[Finding]:
+        """What was lost, or made anew, when the store was opened, as ``check`` says it; costs
+        nothing.
+        """
+        with self.live.reading():
+            return worst_first([*self._found_at_opening(), *queue_findings(self.live)])
+
     # --- the end ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -137,6 +145,10 @@ class Engine(EngineOnFiles, ABC):
     @abstractmethod
     def _findings(self) -> list[Finding]:
         """What is wrong, worst first."""
+
+    def _found_at_opening(self) -> Iterable[Finding]:
+        """What an engine found of its own, beyond log and queues."""
+        return ()
 
     @abstractmethod
     def _undelivered(self) -> list[Finding]:

@@ -365,6 +365,29 @@ class SegmentReader(ClosedOnExit):
             ) from error
         return done
 
+    def is_cached(self, offset: int) -> bool:
+        """Whether the system has this byte in memory, or does not say."""
+        segment = self.segment_at(offset)
+        if segment is None:
+            return True
+        try:
+            place = offset - segment.start_offset
+            os.preadv(self._descriptor(segment), [bytearray(1)], place, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the disk cannot say
+        return True
+
+    def forget(self, start: int, end: int) -> None:
+        """Let the system forget these bytes of one file, where it wants to."""
+        segment = self.segment_at(start)
+        if segment is not None:
+            place = start - segment.start_offset
+            with suppress(OSError):
+                descriptor = self._descriptor(segment)
+                os.posix_fadvise(descriptor, place, end - start, os.POSIX_FADV_DONTNEED)
+
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Exactly these bytes, across files where need be.
 

@@ -33,10 +33,17 @@ class Span:
     available: int
 
 
-def read_spans(reader: SegmentReader, offsets: Int64Array, sizes: Int64Array) -> Iterator[Span]:
+def read_spans(
+    reader: SegmentReader, offsets: Int64Array, sizes: Int64Array, *, is_read_once: bool = False
+) -> Iterator[Span]:
     """Records of these sizes at these offsets, which rise, in spans. Raises SourceError where the
     disk refuses.
+
+    What is read once leaves the system's cache as it was. So a log larger than memory evicts
+    nothing, and no new memory is looked for: on a virtual machine that took longer than all the
+    rest (docs/PERFORMANCE.md).
     """
+    behind = _Behind(reader)
     ends = offsets + np.maximum(sizes, 0)
     limits = _file_ends(reader, offsets)
     buffer = np.zeros(BUFFER_BYTES, np.uint8)
@@ -51,9 +58,34 @@ def read_spans(reader: SegmentReader, offsets: Int64Array, sizes: Int64Array) ->
             buffer = np.zeros(int(ends[first]) - offset, np.uint8)
         last = _last_of_span(offsets, ends, first, min(offset + len(buffer), limit))
         wanted = int(ends[first:last].max()) - offset
+        if is_read_once:
+            behind.look_ahead(offset, limit)
         available = reader.read_into(offset, buffer[:wanted].data)
         yield Span(first, last, buffer, offset, available)
+        if is_read_once:
+            behind.forget(offset, available)
         first = last
+
+
+class _Behind:
+    """What was read of one file of a row that the system had not cached before."""
+
+    def __init__(self, reader: SegmentReader) -> None:
+        self._reader = reader
+        self._first, self._file_end, self._is_cold = 0, 0, False
+
+    def look_ahead(self, offset: int, file_end: int) -> None:
+        """Before a file is read: whether the system has it already."""
+        if file_end != self._file_end:
+            self._first, self._file_end = offset, file_end
+            self._is_cold = not self._reader.is_cached(offset)
+
+    def forget(self, offset: int, count: int) -> None:
+        """After a read: from the file's first on, because the system forgets only whole pages, of
+        which the last may be large.
+        """
+        if self._is_cold and count:
+            self._reader.forget(self._first, offset + count)
 
 
 def _last_of_span(offsets: Int64Array, ends: Int64Array, first: int, limit: int) -> int:

@@ -55,14 +55,15 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
             " told that they are durable; else take the log from a backup, or send the messages"
             " again",
         )
-    repaired = store.recovery.repaired if store.was_clean else 0
-    if repaired:
+    recovery, rebuilt = store.recovery, sum(store.losses.rebuilt.values())
+    made = recovery.repaired + max(0, recovery.dispatched - rebuilt) if store.was_clean else 0
+    if made:
         yield found_warning(
             "consumequeue",
-            f"{counted(repaired, 'entry was', 'entries were')} damaged while nobody had the store"
-            " open",
+            f"{counted(made, 'entry was', 'entries were')} missing or damaged, though the store had"
+            " been closed",
             "they were made again from the log; of cancelled messages, they may be delivered",
-            "find out what damaged the files",
+            "find out what removed or damaged the files",
         )
     if cut := store.recovery.cut:
         yield found_warning(
@@ -74,8 +75,9 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         )
 
 
-def kept_findings(store: LiveStore) -> Iterator[Finding]:
-    """Old files that retention could not remove."""
+def floor_findings(store: LiveStore) -> Iterator[Finding]:
+    """What is wrong with log, queues and retention, whatever stands on them."""
+    yield from queue_findings(store)
     if store.retention.kept is not None:
         yield found_warning(
             "retention",
@@ -83,12 +85,6 @@ def kept_findings(store: LiveStore) -> Iterator[Finding]:
             "the disk fills up; messages come all the same",
             "find out what keeps it; it is tried again every minute",
         )
-
-
-def floor_findings(store: LiveStore) -> Iterator[Finding]:
-    """What is wrong with log, queues and retention, whatever stands on them."""
-    yield from queue_findings(store)
-    yield from kept_findings(store)
 
 
 def log_finding(log_bytes: int) -> Finding:

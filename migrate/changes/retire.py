@@ -60,7 +60,9 @@ from migrate.source.members import EPOCHS_NAME, MemberState, member_state
 from migrate.write.owner import require_owner
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
-_COUNTS = ("queued", "pending", "already_delivered", "expired")
+_COUNTS = ("queued", "pending", "already_delivered")
+"""What a level has to have as before; the rest are neutral or expired."""
+
 _LISTED_TOUCHES = 5
 _COMPARED_BYTES = 64 << 10
 
@@ -82,6 +84,7 @@ class RetiredLevel:
     converted: int
     quarantined: int
     already_delivered: int
+    neutral: int
     expired: int
 
 
@@ -486,7 +489,7 @@ def _not_this_source(root: StoreRoot, target: Path, level: int, what: str) -> Pl
 
 
 def _level_report(facts: Mapping[str, Any]) -> LevelReport:
-    values = {"before_queue": 0, **facts}  # older reports do not have this count
+    values = {"before_queue": 0, "neutral": 0, **facts}  # older reports do not have these counts
     return LevelReport(
         **{field.name: int(values[field.name]) for field in attrs.fields(LevelReport)}
     )

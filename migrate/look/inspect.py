@@ -29,7 +29,7 @@ from message_store.files.config_files import (
     read_config,
     read_topics,
 )
-from message_store.files.small_files import is_directory, is_present
+from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
@@ -47,11 +47,10 @@ from migrate.look.inspection import (
     WheelSummary,
 )
 from migrate.look.timers import inspect_time_index, inspect_timers
-from migrate.report.finished_target import UNFINISHED
+from migrate.report.finished_target import unfinished_reason
 from migrate.source.condition import loss_warnings
 from migrate.source.level_delays import infer_delays
 from migrate.source.members import member_state
-from migrate.write.staging import Staging
 from timer_wheel.reading.state import WheelState
 
 _LISTED_PLACES = 10
@@ -60,6 +59,11 @@ _COUNT_SENTENCES = {
         "message behind the offsets was",
         "messages behind the offsets were",
         "already delivered: left out here, repeated by a broker",
+    ),
+    "neutral": (
+        "message behind the offsets was",
+        "messages behind the offsets were",
+        "cancelled, or delivered before others: left out here and by every broker",
     ),
     "expired": (
         "message behind the offsets is",
@@ -89,8 +93,8 @@ def inspect_store(
     not read (here: a RocksDB timeline where rocksdict is not installed), or is in use by a broker.
     """
     store = StoreRoot(path)
-    if is_directory(Staging(store).path) and not is_directory(store.commit_log):
-        raise SourceError(f"{path}: {UNFINISHED}")
+    if not is_directory(store.commit_log) and (reason := unfinished_reason(store)):
+        raise SourceError(f"{path}: {reason}")
     store.require_readable()
     with looking_at(store) as is_open:
         return _Inspection(store, now_ms, OffsetsChoice(offsets), is_open=is_open).result()
@@ -162,8 +166,8 @@ class _Inspection:
                 f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
                 " started on this store repeats what the log shows as already delivered"
             )
-        if is_present(Staging(self.store).path):
-            self.problems.append(f"{self.store.path}: holds {UNFINISHED}")
+        if reason := unfinished_reason(self.store):
+            self.problems.append(f"{self.store.path}: {reason}")
 
     # --- levels -----------------------------------------------------------------------------------
 
@@ -307,6 +311,7 @@ def _level_state(
         overdue=None if due_ms is None else int(np.count_nonzero(due_ms <= now_ms)),
         next_due_ms=int(due_ms.min()) if due_ms is not None and len(due_ms) else None,
         already_delivered=None if counts is None else counts.already_delivered,
+        neutral=None if counts is None else counts.neutral,
         expired=None if counts is None else counts.expired,
     )
 

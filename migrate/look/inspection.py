@@ -27,6 +27,7 @@ class LevelState:
     overdue: int | None
     next_due_ms: int | None
     already_delivered: int | None
+    neutral: int | None
     expired: int | None
 
 

@@ -95,6 +95,7 @@ def _level_reports(
             overdue=overdue[counts.level],
             rolled=rolled[counts.level],
             before_queue=counts.before_queue,
+            neutral=counts.neutral,
         )
         for counts in backlog.counts
     )

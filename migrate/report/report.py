@@ -81,7 +81,7 @@ class BadRecord:
 
 @attrs.frozen
 class LevelReport:
-    """One level's books: ``queued = pending + already_delivered + expired`` and
+    """One level's books: ``queued = pending + already_delivered + neutral + expired`` and
     ``pending = converted + skipped + quarantined``. ``queued`` runs from ``from_offset`` to
     ``to_offset``, besides ``before_queue`` that lay before a queue without its first files.
     """
@@ -100,6 +100,7 @@ class LevelReport:
     overdue: int
     rolled: int
     before_queue: int = 0
+    neutral: int = 0
 
 
 @attrs.frozen
@@ -116,6 +117,7 @@ class Seconds:
 COUNT_NAMES = (
     "queued",
     "already_delivered",
+    "neutral",
     "expired",
     "pending",
     "converted",

@@ -177,7 +177,8 @@ class _Digester:
         with open_log(StoreRoot(self.task.store), self.task.file_bytes) as reader:
             offsets = self.entries["commit_log_offset"].astype(np.int64)
             sizes = self.entries["size_bytes"].astype(np.int64)
-            for span in read_spans(reader, offsets, sizes):
+            is_read_once = self.task.side == "target"  # a source was read before
+            for span in read_spans(reader, offsets, sizes, is_read_once=is_read_once):
                 self._digest_span(span.first, span.last, span.buffer, span.offset, span.available)
         self._empty_topics()
         return DigestResult(

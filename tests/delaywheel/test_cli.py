@@ -206,7 +206,7 @@ class TestConversion:
     ) -> None:
         report = json.loads(convert(source, tmp_path / "t", target_conf, "--json").stdout)
         assert set(report) >= {
-            "queued", "already_delivered", "expired", "pending", "converted", "skipped",
+            "queued", "already_delivered", "neutral", "expired", "pending", "converted", "skipped",
             "quarantined", "overdue", "rolled", "levels", "due_min_ms", "due_max_ms",
             "open_before_ms", "bytes_read", "bytes_written", "seconds", "bad_records",
         }  # fmt: skip

@@ -592,6 +592,28 @@ def test_a_level_that_lost_its_queue_is_named(tmp_path: Path) -> None:
     assert "--whole-log" in result.stderr
 
 
+@pytest.mark.parametrize("damage", ["zeros", "file", "directory"])
+def test_a_run_says_what_its_opening_had_to_make_anew(damage: str, place: Path) -> None:
+    _, cancelled = (
+        schedule(place, "--after", "30s", "--unique-key", key, engine="levels") for key in "AB"
+    )
+    done("cancel", place, cancelled["handle"], "--now", NOW)
+    [queue] = (place / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "3").iterdir()
+    if damage == "zeros":
+        with queue.open("r+b") as file:
+            file.write(bytes(40))
+    elif damage == "file":
+        queue.unlink()
+    else:
+        shutil.rmtree(queue.parent)
+    result = run("run", place, "--json", "--now", NOW_MS + 60_000)
+    keys = [json.loads(line)["unique_key"] for line in result.stdout.splitlines()]
+    assert keys == ["A", "B"]
+    assert f"{place}: consumequeue: 2 entries were missing or damaged" in result.stderr
+    assert "of cancelled messages, they may be delivered" in result.stderr
+    assert "missing" not in run("run", place, "--now", NOW_MS + 60_000).stderr
+
+
 @pytest.mark.check
 def test_a_broker_s_wheel_is_delivered(tmp_path: Path) -> None:
     store = unpack(WHEEL_55_CLEAN, tmp_path / "store")

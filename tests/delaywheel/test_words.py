@@ -426,6 +426,7 @@ def test_numbers_and_times_are_whole_however_narrow_the_terminal(
         queue_max=22_222_222,
         pending=9_876_544,
         already_delivered=1_234_567,
+        neutral=None,
         expired=7_654_321,
         overdue=5_555_555,
         next_due_ms=T0,

@@ -11,6 +11,7 @@ import attrs
 
 from message_store import Clock, DelayStore
 from message_store.writing.settings import StoreSettings
+from tests.faults.leeway import LEVELS, WHEEL
 
 SMALL = StoreSettings(
     commit_log_file_bytes=64 << 10,
@@ -106,6 +107,28 @@ def _hierarchy(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
 def _time_index(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
     return open_time_index(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
 
+
+def _reference_levels(folder: Path, clock: Clock, _faithful: bool) -> DelayStore:
+    from legacy_levels.reference.store import ReferenceLevelStore
+
+    return ReferenceLevelStore.open(folder, clock=clock, settings=SMALL)
+
+
+def _reference_wheel(folder: Path, clock: Clock, _faithful: bool) -> DelayStore:
+    from timer_wheel.reference.store import ReferenceWheelStore
+    from timer_wheel.wheel.settings import WheelSettings
+
+    rules = WheelSettings.of_broker(
+        "5.5.0", precision_ms=1_000, roll_window_slots=WINDOW_SLOTS, max_delay_ms=None
+    )
+    return ReferenceWheelStore.open(folder, clock=clock, settings=SMALL, rules=rules)
+
+
+REFERENCES = {
+    LEVELS: Engine(LEVELS, _reference_levels),
+    WHEEL: Engine(WHEEL, _reference_wheel),
+}
+"""The plain forms, which repeat after a kill as brokers do."""
 
 ENGINES = {
     engine.name: engine

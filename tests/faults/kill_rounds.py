@@ -20,7 +20,7 @@ import attrs
 
 from message_store import Cancellation, ManualClock, Severity
 from tests.faults.broker_view import look_as_a_broker
-from tests.faults.engines import ENGINES
+from tests.faults.engines import ENGINES, REFERENCES
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import Journal, read_journal
 from tests.faults.kill_worker import Task, can_be_asked_for
@@ -110,7 +110,7 @@ def lost_to_a_broker(task: Task) -> list[str]:
 
 def settle(task: Task) -> list[str]:
     """Open what the last kill left, deliver everything, and account for it."""
-    engine = ENGINES[task.engine]
+    engine = (ENGINES | REFERENCES)[task.engine]
     history = read_journal(task.journal)
     clock = ManualClock(history.now_ms)
     journal = Journal(task.journal)

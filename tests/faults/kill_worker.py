@@ -22,8 +22,9 @@ import numpy as np
 
 from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch
 from message_store.writing import pages_ahead
-from tests.faults.engines import ENGINES, Engine
+from tests.faults.engines import ENGINES, REFERENCES, Engine
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
+from tests.faults.leeway import leeway_of
 from tests.simulation.simulated_disk import full_disk
 from timer_wheel.wheel import turn as foresight
 
@@ -134,7 +135,7 @@ class Worker:
         lives = self.history.lives
         recent = range(max(0, len(lives) - 200), len(lives))
         candidates = [number for number in recent if can_be_asked_for(lives[number])]
-        if candidates:
+        if candidates and leeway_of(self.engine.name).cancels:
             number = self.random.choice(candidates)
             receipt = lives[number].receipt
             assert receipt is not None
@@ -206,7 +207,7 @@ def _say(what: object) -> None:
 def main() -> None:
     """Fork a child for each task on the standard input, and wait for its end when told to."""
     foresight.WORTH_IT_UNITS = pages_ahead.AHEAD_FROM_BYTES = 1
-    engine = ENGINES[sys.argv[1]]
+    engine = (ENGINES | REFERENCES)[sys.argv[1]]
     warm_up(engine)
     _say("ready")
     for line in iter(sys.stdin.readline, ""):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.engines import ENGINES
+from tests.faults.engines import ENGINES, REFERENCES
 from tests.faults.kill_account import LEVELS_REPEAT_MS, early, repeats
 from tests.faults.kill_journal import History, read_journal
 from tests.faults.kill_rounds import (
@@ -88,6 +88,21 @@ def test_the_faithful_setting_repeats_what_brokers_would_and_no_more(
                 assert_few(engine, told, repeats(before, after))
                 before = after
             assert settle(task) == [], task
+
+
+@pytest.mark.parametrize("engine", REFERENCES)
+@pytest.mark.parametrize(("stores", "generations"), ROUNDS)
+def test_a_reference_loses_nothing_to_a_kill_and_repeats_as_brokers_do(
+    tmp_path: Path, engine: str, stores: int, generations: int, seed: int
+) -> None:
+    seeds = random.Random(seed)
+    with nursery(engine) as home:
+        for number in range(stores):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            task = Task(engine, str(folder), seeds.getrandbits(32), faithful=True)
+            wrong = kill_generations(home, task, generations) + settle(task)
+            assert wrong == [], task
 
 
 def assert_few(engine: str, at_the_kill: History, repeated: list[Found]) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store import AfterMs, ManualClock, Message, Pending, Severity
+from message_store import (
+    AfterMs,
+    Cancellation,
+    ManualClock,
+    Message,
+    Pending,
+    Receipt,
+    Severity,
+)
 from message_store.base.errors import DelayStoreError
 from message_store.interface.delay_store import Finding
 from message_store.writing.settings import StoreSettings
@@ -41,26 +49,33 @@ NOT_TOLD_YET = {
 
 @attrs.define
 class Story:
-    """What was stored and delivered. Each message has a key of its own, which is its body too: of a
-    body the record has a checksum, of a key nothing.
+    """What was stored, cancelled and delivered. Each message has a key of its own, which is its body
+    too: of a body the record has a checksum, of a key nothing.
     """
 
     engine: str
     path: Path
     rng: random.Random
+    cancels: int = 0
     clock: ManualClock = attrs.field(factory=lambda: ManualClock(START_MS))
     pending: Counter[str] = attrs.field(factory=Counter)
-    count: int = 0
+    receipts: list[Receipt] = attrs.field(factory=list)
 
     def build(self) -> None:
         """A life of a few steps; its end is a close or a kill."""
         store = OPEN[self.engine](self.path, self.clock, SETTINGS)
+        steps = ["schedule"] * 3 + ["advance", "set back", "flush", "close"]
+        steps += ["cancel"] * self.cancels
         for _ in range(self.rng.randint(2, 10)):
-            step = self.rng.choice(["schedule"] * 3 + ["advance", "set back", "flush", "close"])
+            step = self.rng.choice(steps)
             if step == "schedule":
                 for _ in range(self.rng.randint(1, 4)):
                     self._schedule(store)
-            elif step == "flush":
+            elif step == "cancel" and self.receipts:
+                receipt = self.rng.choice(self.receipts)
+                if store.cancel(receipt) is Cancellation.CANCELLED:
+                    self.pending[receipt.unique_key] = 0
+            elif step in ("cancel", "flush"):
                 store.flush()
             elif step == "close":
                 store.close()
@@ -76,9 +91,10 @@ class Story:
             abandon(store)
 
     def _schedule(self, store: Any) -> None:
-        key, self.count = f"K{self.count}", self.count + 1
+        key = f"K{len(self.receipts)}"
         delay = AfterMs(self.rng.choice(DELAYS_MS))
-        store.schedule(Message("orders", key.encode(), unique_key=key), delay)
+        message = Message("orders", key.encode(), unique_key=key)
+        self.receipts.append(store.schedule(message, delay))
         self.pending[key] += 1
 
 
@@ -139,10 +155,10 @@ def is_silent_undamaged(story: Story, store: Path) -> bool:
     return is_silent
 
 
-def is_told(engine: str, seed: int, place: Path) -> bool:
+def is_told(engine: str, seed: int, place: Path, *, cancels: int = 0) -> bool:
     """Whether ``check`` was silent before the damage."""
     rng = random.Random(seed)
-    story = Story(engine, place / "whole", rng)
+    story = Story(engine, place / "whole", rng, cancels)
     story.build()
     is_silent = is_silent_undamaged(story, place / "undamaged")
     for number in range(DAMAGES_A_STORE):

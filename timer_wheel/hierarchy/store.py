@@ -7,7 +7,7 @@ database is an index over that queue, written in batches when the store is flush
 (docs/FORMAT.md, hierarchical wheel).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -211,6 +211,9 @@ class HierarchicalWheelStore(TimerStore):
 
     def _lost(self) -> LostMessages:
         return self._index.lost
+
+    def _found_at_opening(self) -> Iterable[Finding]:
+        return self._index.losses
 
     def _findings(self) -> list[Finding]:
         return check_hierarchy(self._index)

@@ -8,7 +8,7 @@ and the other way about (docs/FORMAT.md, timer wheel).
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Literal
@@ -245,6 +245,9 @@ class WheelStore(TimerStore):
     def _lost(self) -> LostMessages:
         return self._timers.lost
 
+    def _found_at_opening(self) -> Iterable[Finding]:
+        return _of_opening(self._timers)
+
     def _findings(self) -> list[Finding]:
         return check_wheel(self._timers, self._timers.lost.findings())
 
@@ -297,15 +300,15 @@ _SLOTS_AT_ONCE = 4096
 
 def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
     """What is wrong, worst first; ``known`` was noticed before."""
-    found = [*known, *_of_losses(timers), *_in_queue(timers), *_on_wheel(timers)]
-    return worst_first(found)
+    of_losses = [*_of_opening(timers), *floor_findings(timers.store)]
+    return worst_first([*known, *of_losses, *_in_queue(timers), *_on_wheel(timers)])
 
 
-def _of_losses(timers: LiveTimers) -> list[Finding]:
-    """What was missing when the store was opened."""
+def _of_opening(timers: LiveTimers) -> list[Finding]:
+    """What was damaged when the store was opened."""
     of_checkpoint = [_checkpoint_finding()] if timers.files.is_damaged else []
     of_units = [repair_finding(timers.mended_units)] if timers.mended_units else []
-    return [*of_checkpoint, *of_units, *floor_findings(timers.store)]
+    return [*of_checkpoint, *of_units]
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:

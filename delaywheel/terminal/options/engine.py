@@ -26,7 +26,7 @@ from message_store.files.small_files import is_ordinary_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
-from message_store.interface.delay_store import DelayStore, Finding
+from message_store.interface.delay_store import DelayStore, Finding, Severity
 from message_store.interface.promise_rules import BEYOND_MAX
 from message_store.reading.engine_choice import (
     ENGINE_NAMES,
@@ -63,6 +63,9 @@ class Engine(DelayStore, Protocol):
 
     def undelivered(self) -> list[Finding]:
         """What was due and could not be delivered."""
+
+    def found_at_opening(self) -> list[Finding]:
+        """What was lost, or made anew, when the store was opened."""
 
 
 engine_options = all_of(
@@ -140,8 +143,8 @@ def opened(
     ``broker_name`` is what the store is called where no broker's configuration says it. ``limits``
     are those of ``LIMIT_FLAGS`` that were given.
     A second engine with messages in the same directory is warned of, because they stay there. So is
-    a change of the engine, which may move due times. A new store in
-    which nothing could be stored is taken away again.
+    a change of the engine, which may move due times; and what the opening found lost, or made anew.
+    A new store in which nothing could be stored is taken away again.
     """
     with loading(output):
         from migrate.report.finished_target import refuse_unfinished
@@ -170,6 +173,9 @@ def opened(
                 output.warn(f"{path}: {changes}")
             if is_wheel_cut:
                 output.warn(f"{root.timer_wheel}: had the wrong length; rebuilt from the timer log")
+            for found in store.found_at_opening():
+                if found.severity is not Severity.INFO:
+                    output.warn(f"{path}: {found.where}: {found.problem}; {found.effect}")
             yield store, clock
 
 

@@ -99,7 +99,7 @@ def retirement_lines(report: "RetireReport") -> Iterator[str]:
         offsets = f"from {count(level.from_offset)} to {count(level.to_offset)}"
         more = [
             f"{getattr(level, name):,} {name.replace('_', ' ')}"
-            for name in ("converted", "quarantined", "already_delivered", "expired")
+            for name in ("converted", "quarantined", "already_delivered", "neutral", "expired")
             if getattr(level, name)
         ]
         yield f"offset of {level_name(level.level, level.delay_ms)}: {offsets} ({', '.join(more)})"

@@ -54,9 +54,8 @@ def inspection_lines(inspection: "StoreInspection") -> Iterator[str | Table]:
 
 def level_table(levels: "Sequence[LevelState]", now_ms: int) -> Table:
     """The levels of an inspection."""
-    sometimes = [
-        name for name in ("already_delivered", "expired") if any(getattr(e, name) for e in levels)
-    ]
+    shown_if_any = "already_delivered", "neutral", "expired"
+    sometimes = [name for name in shown_if_any if any(getattr(each, name) for each in levels)]
     table = new_table(
         ["level", "offset", "queue", *map(title, sometimes), "pending", "overdue", "next due"]
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from migrate.verify.report import Difference, VerifyReport
 
 ALWAYS_SHOWN = ("pending", "converted", "overdue")
-SOMETIMES_SHOWN = ("already_delivered", "expired", "skipped", "quarantined")
+SOMETIMES_SHOWN = ("already_delivered", "neutral", "expired", "skipped", "quarantined")
 LISTED_TOPICS = 20
 LISTED_DIFFERENCES = 100
 LISTED_RECORDS = 20

@@ -43,7 +43,7 @@ def read(store: BuiltStore, **options: Any) -> LevelBacklog:
         **({"after_crash": True} | options),
     )
     for counts in backlog.counts:
-        parts = (counts.pending, counts.already_delivered, counts.expired)
+        parts = (counts.pending, counts.already_delivered, counts.neutral, counts.expired)
         assert counts.queued == sum(parts) == counts.to_queue_offset - counts.from_queue_offset
     assert backlog.total("pending") == len(backlog)
     return backlog

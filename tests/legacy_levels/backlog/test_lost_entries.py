@@ -66,7 +66,7 @@ def read(store: BuiltStore, *, whole_log: bool = True, **options: Any) -> LevelB
         **options,
     )
     for counts in backlog.counts:
-        parts = (counts.pending, counts.already_delivered, counts.expired)
+        parts = (counts.pending, counts.already_delivered, counts.neutral, counts.expired)
         assert counts.queued == sum(parts)
         in_a_row = counts.to_queue_offset - counts.from_queue_offset
         assert counts.queued == in_a_row + counts.before_queue

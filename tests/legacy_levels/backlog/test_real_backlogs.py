@@ -23,7 +23,7 @@ Stores = Callable[[str], RealStore]
 
 def assert_it_adds_up(backlog: LevelBacklog) -> None:
     for counts in backlog.counts:
-        parts = (counts.pending, counts.already_delivered, counts.expired)
+        parts = (counts.pending, counts.already_delivered, counts.neutral, counts.expired)
         assert counts.queued == sum(parts)
     assert backlog.total("pending") == len(backlog)
     assert Counter(backlog.level.tolist()) == {

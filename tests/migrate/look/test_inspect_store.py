@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import cli
+from legacy_levels import LevelStore
+from message_store import AtLevel, ManualClock, Message
 from message_store.base.errors import SourceError, StoreLockedError
 from message_store.interface.delay_store import Pending
 from migrate.look.inspect import inspect_store
@@ -309,6 +311,26 @@ def test_a_conversion_that_has_only_begun_is_refused_as_such(tmp_path: Path) -> 
     words = "an unfinished conversion; run the same convert command again"
     with pytest.raises(SourceError, match=words):
         look(tmp_path)
+
+
+def test_what_is_left_of_a_finished_conversion_is_no_unfinished_one(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path)
+    before = look(tmp_path).problems
+    (tmp_path / "delaywheel" / "staging").mkdir(parents=True)
+    (tmp_path / "delaywheel" / "conversion.json").write_text("{}")
+    assert look(tmp_path).problems == before
+
+
+def test_what_was_cancelled_or_came_before_its_turn_is_not_called_lost(tmp_path: Path) -> None:
+    clock = ManualClock(T0)
+    with LevelStore.open(tmp_path, clock=clock) as store:
+        waits, cancelled, _ = (store.schedule(Message("orders", b"x"), AtLevel(5)) for _ in range(3))
+        store.cancel(cancelled)
+    found = look(tmp_path)
+    [level] = found.levels
+    assert (level.pending, level.neutral, level.expired) == (2, 1, 0)
+    assert "1 message behind the offsets was cancelled" in "".join(found.problems)
+    assert waits.due_ms == level.next_due_ms
 
 
 def test_damaged_topics_do_not_stop_anybody(tmp_path: Path) -> None:
