@@ -24,7 +24,7 @@ from consumer_groups.received import (
 )
 from consumer_groups.receiving import QueueReceiver, Wanted, tag_filter
 from consumer_groups.stores import GroupStore
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, UnsupportedDelayError
 from message_store.base.kinds import CALLABLE, require_kind, takes
 from message_store.format.message_rules import check_topic
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
@@ -255,9 +255,17 @@ class ConsumerGroup:
         elif message.retries >= self.max_retries:
             self.reject(message)
         else:
-            level = AtLevel(FIRST_RETRY_LEVEL + message.retries)
-            times = message.retries + 1
-            self._give_back(message, retry_topic(self.name), times, due or level)
+            self._retry(message, due, FIRST_RETRY_LEVEL + message.retries)
+
+    def _retry(self, message: Received, due: Due | None, level: int) -> None:
+        """Where the engine takes no delay as long as the group's own, the longest that it takes."""
+        topic, times = retry_topic(self.name), message.retries + 1
+        for shorter in range(min(level, self._store.levels.max_level), 0, -1):
+            try:
+                return self._give_back(message, topic, times, due or AtLevel(shorter))
+            except UnsupportedDelayError:
+                if due is not None or shorter == 1:
+                    raise
 
     @takes(message=Received)
     def reject(self, message: Received) -> None:

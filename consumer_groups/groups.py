@@ -5,7 +5,7 @@ from numbers import Integral
 
 from consumer_groups.group import ConsumerGroup, Lag, Position, require_position
 from consumer_groups.offset_files import OffsetFiles
-from consumer_groups.progress_table import ProgressTable, ReadRecord
+from consumer_groups.progress_table import NextRecord, ProgressTable
 from consumer_groups.received import DEFAULT_MAX_RETRIES
 from consumer_groups.stores import GroupStore
 from message_store.base.kinds import takes
@@ -17,7 +17,7 @@ _Options = tuple[Position, int | None, bool, bool]
 class ConsumerGroups:
     """A companion of its store; whoever calls holds the store's lock.
 
-    ``files`` and ``read_record`` are of a store that has files. Raises SourceError and TargetError
+    ``files`` and ``next_record`` are of a store that has files. Raises SourceError and TargetError
     for files that cannot be read or written.
     """
 
@@ -25,11 +25,11 @@ class ConsumerGroups:
         self,
         store: GroupStore,
         files: OffsetFiles | None = None,
-        read_record: ReadRecord | None = None,
+        next_record: NextRecord | None = None,
     ) -> None:
         self._store = store
         self._files = files
-        self.table = ProgressTable(store, files, read_record)
+        self.table = ProgressTable(store, files, next_record)
         self._groups: dict[str, tuple[_Options, ConsumerGroup]] = {}
 
     def group(self, name: str, options: _Options) -> ConsumerGroup:
@@ -89,7 +89,7 @@ def groups_of(store: GroupStore) -> ConsumerGroups:
 def _made_for(store: GroupStore) -> ConsumerGroups:
     if (live := store.live) is None:
         return ConsumerGroups(store)
-    return ConsumerGroups(store, OffsetFiles(live.root, live.dialect.config), live.log.record)
+    return ConsumerGroups(store, OffsetFiles(live.root, live.dialect.config), live.log.record_from)
 
 
 @takes(name=str, max_retries=Integral | None, ordered=bool, sync=bool)

@@ -6,8 +6,7 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 """
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 
 from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey, Run
@@ -30,22 +29,22 @@ _MOST_ACKED = 100_000
 Messages one behind another that are acknowledged together count as one.
 """
 
-ReadRecord = Callable[[int, int], StoredMessage]
-"""The record at a commit log offset, of so many bytes. Raises FormatError."""
+NextRecord = Callable[[int], StoredMessage | None]
+"""The record at a commit log offset, or the next one behind it."""
 
 
 class ProgressTable:
     """A companion of its store; whoever calls holds the store's lock.
 
-    ``files`` and ``read_record`` are of a store that has files. ``problems`` says what was damaged
+    ``files`` and ``next_record`` are of a store that has files. ``problems`` says what was damaged
     in them. Raises SourceError and TargetError.
     """
 
     def __init__(
-        self, store: GroupStore, files: OffsetFiles | None, read_record: ReadRecord | None
+        self, store: GroupStore, files: OffsetFiles | None, next_record: NextRecord | None
     ) -> None:
         self._store = store
-        self._read_record = read_record
+        self._next_record = next_record
         self._queues: dict[QueueKey, QueueProgress] = {}
         self._writing = threading.RLock()  # may be waited for with the store's lock held
         self._is_closed = False
@@ -162,47 +161,22 @@ class ProgressTable:
 
     def _given_back(self, key: QueueKey, begun: dict[int, GivenBack]) -> dict[int, GivenBack]:
         """The messages, by queue offset, whose retry or dead letter was stored, though a kill came
-        before the acknowledgement. Each topic is looked through once, however many there are. A
-        broker's copy of an older retry may count too: the group is yet to receive that one.
+        before the acknowledgement: nothing else came into the log before it, and there it stays,
+        whatever became of it since.
         """
-        wanted: dict[str, dict[str | None, list[int]]] = defaultdict(lambda: defaultdict(list))
-        messages = {}
-        for queue_offset, record in begun.items():
-            message = self._message(key, queue_offset)
-            if message is not None and identity_of(message) == record.identity:
-                messages[queue_offset] = message
-                wanted[record.topic][message.unique_key].append(queue_offset)
-        return {
-            queue_offset: begun[queue_offset]
-            for topic, by_key in wanted.items()
-            for found in self._records_for(topic, by_key.keys(), key.group)
-            for queue_offset in by_key.get(found.unique_key, ())
-            if first_offset(found) >= begun[queue_offset].log_end
-            and is_given_back(found, messages[queue_offset], begun[queue_offset].reconsume_times)
-        }
+        return {at: noted for at, noted in begun.items() if self._was_given_back(key, at, noted)}
 
-    def _records_for(
-        self, topic: str, unique_keys: Container[str | None], group: str
-    ) -> Iterator[StoredMessage]:
-        """The pending records for a topic that have one of these keys, and those that the group may
-        receive from it. One that is damaged tells nothing.
-        """
-        assert self._read_record is not None
-        assert self._files is not None
-        for pending in self._store.pending(topic=topic):
-            if pending.unique_key in unique_keys:
-                try:
-                    record = self._read_record(pending.commit_log_offset, pending.size_bytes)
-                except FormatError:
-                    continue
-                yield record
-        for queue_id, (first, end) in self._store.topic(topic).ranges().items():
-            known = self._files.find(QueueKey(group, topic, queue_id))
-            at = first if known is None else max(first, known.start)
-            for queue_offset in range(at, end):
-                message = self._message(QueueKey(group, topic, queue_id), queue_offset)
-                if message is not None:
-                    yield message
+    def _was_given_back(self, key: QueueKey, queue_offset: int, noted: GivenBack) -> bool:
+        assert self._next_record is not None
+        message, record = self._message(key, queue_offset), self._next_record(noted.log_end)
+        return (
+            message is not None
+            and record is not None
+            and identity_of(message) == noted.identity
+            and record.real_topic == noted.topic != record.topic  # it waits: it was not delivered
+            and first_offset(record) == record.commit_log_offset  # nor rolled
+            and is_given_back(record, message, noted.reconsume_times)
+        )
 
     def ack(self, group: str, messages: Sequence[Received]) -> Acknowledgement:
         """Acknowledge these messages for a group: written down first, then known. Raises

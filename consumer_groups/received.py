@@ -11,12 +11,22 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import attrs
+import pyarrow as pa
 
 from consumer_groups.offset_files import QueueKey, Run
 from message_store.base.errors import BadFieldError
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
-from message_store.format.message_rules import MAX_MESSAGE_BYTES, check_topic
+from message_store.format.message_rules import (
+    MAX_MESSAGE_BYTES,
+    TOPIC_MAX_BYTES,
+    check_topic,
+)
+from message_store.format.record_layout import (
+    SYS_COMPRESSION_LZ4,
+    SYS_COMPRESSION_MASK,
+    SYS_COMPRESSION_ZSTD,
+)
 from message_store.interface.queued_messages import Queued, QueuedRecord, identity_of
 
 FIRST_RETRY_LEVEL = 3
@@ -60,6 +70,7 @@ def check_group(group: str) -> None:
         raise BadFieldError("a group's name is empty or has an @ in it", found=repr(group))
     try:
         check_topic(dead_letter_topic(group))
+        check_topic(retry_topic(group), TOPIC_MAX_BYTES)  # as brokers of 4.9 take it
     except BadFieldError as error:
         what = "a group's name that is too long for its topics, or has characters that no topic has"
         raise BadFieldError(what, found=repr(group)) from error
@@ -111,12 +122,11 @@ class Received(_Place):
         queued = self.queued
         if not queued.is_compressed:
             return queued.body
-        unpacker = zlib.decompressobj()
         try:
-            body = unpacker.decompress(self.stored.body, MAX_MESSAGE_BYTES)
-        except zlib.error as error:
+            body = _unpacked(self.stored.body, self.stored.sys_flag & SYS_COMPRESSION_MASK)
+        except (zlib.error, OSError) as error:
             raise BadFieldError(f"a compressed body that is damaged: {error}") from error
-        if unpacker.unconsumed_tail:
+        if len(body) > MAX_MESSAGE_BYTES:
             raise BadFieldError("a compressed body that is too long once it is decompressed")
         return body
 
@@ -144,6 +154,18 @@ class Received(_Place):
     def retries(self) -> int:
         """How often it was given back before."""
         return self.stored.reconsume_times
+
+
+_CODECS = {SYS_COMPRESSION_LZ4: "lz4", SYS_COMPRESSION_ZSTD: "zstd"}
+"""RocketMQ: Lz4Compressor, ZstdCompressor (5.0.0): frames of both."""
+
+
+def _unpacked(data: bytes, kind: int) -> bytes:
+    """Up to a byte more than a message may have. Raises zlib.error and OSError for damage."""
+    if (codec := _CODECS.get(kind)) is None:
+        return zlib.decompressobj().decompress(data, MAX_MESSAGE_BYTES + 1)
+    with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
+        return bytes(stream.read(MAX_MESSAGE_BYTES + 1))
 
 
 _received_of: Callable[[tuple[Any, ...]], Received] = partial(tuple.__new__, Received)
@@ -206,29 +228,39 @@ def given_back(message: StoredMessage, topic: str, reconsume_times: int) -> Stor
     Body, flags, born time and host, tag, keys and properties stay. Two properties are added where
     they are missing: the topic, and the id of the first record.
     """
-    properties = message.properties
-    added = {names.RETRY_TOPIC: message.topic, names.ORIGIN_MESSAGE_ID: _origin_id(message)}
-    own = [(name, value) for name, value in added.items() if name not in properties]
-    text = message.properties_text
-    if text and not text.endswith(names.PROPERTY_SEPARATOR):
-        text += names.PROPERTY_SEPARATOR
+    origin = _origin(message)
+    known = {name.encode() for name in origin}
+    entries = [
+        names.NAME_VALUE_SEPARATOR.join(each) + names.PROPERTY_SEPARATOR
+        for each in names.split_entries(message.properties_text)
+        if each[0] not in known
+    ]
     return attrs.evolve(
         message,
         topic=topic,
         queue_id=0,
-        properties_text=text + names.encode_properties(own),
+        properties_text=b"".join(entries) + names.encode_properties(origin.items()),
         reconsume_times=reconsume_times,
     )
 
 
 def is_given_back(record: StoredMessage, message: StoredMessage, reconsume_times: int) -> bool:
-    """Whether ``record`` is what ``given_back`` made of ``message``, in whatever topic."""
+    """Whether ``record`` is what ``given_back`` made of ``message``, in whatever topic. One without
+    a unique key has got one.
+    """
+    origin = _origin(message)
     return (
         record.reconsume_times == reconsume_times
-        and record.unique_key == message.unique_key
-        and record.properties.get(names.ORIGIN_MESSAGE_ID) == _origin_id(message)
+        and message.unique_key in (None, record.unique_key)
+        and {name: record.properties.get(name) for name in origin} == origin
     )
 
 
-def _origin_id(message: StoredMessage) -> str:
-    return message.properties.get(names.ORIGIN_MESSAGE_ID, message.offset_message_id)
+def _origin(message: StoredMessage) -> dict[str, str]:
+    """The topic and the id of the first record of a message. Of one that was given back properties
+    say so; any other is the first, whatever its producer wrote.
+    """
+    own = {names.RETRY_TOPIC: message.topic, names.ORIGIN_MESSAGE_ID: message.offset_message_id}
+    if not message.topic.startswith((names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX)):
+        return own
+    return {name: message.properties.get(name, value) for name, value in own.items()}

@@ -150,7 +150,11 @@ class QueueReceiver:
             queue_offset = self.progress.next_returned(self.topic)
             if queue_offset is None:
                 break
-            part = self.reader.queued(self.key.queue_id, queue_offset, 1)
+            try:
+                part = self.reader.queued(self.key.queue_id, queue_offset, 1)
+            except BaseException:  # it is not forgotten
+                self.progress.put_aside(queue_offset, self.topic)
+                raise
             if part.messages and part.messages[0].queue_offset == queue_offset:
                 received.append(self._hide(part.messages[0], wanted))
             else:  # a cancel or retention took it, or it was damaged

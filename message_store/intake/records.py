@@ -39,7 +39,7 @@ from message_store.format.record_layout import (
     MAGIC_V1,
     PROPERTIES_RUN,
     SYS_BORN_HOST_IPV6,
-    SYS_COMPRESSED,
+    SYS_OF_BODY,
     SYS_STORE_HOST_IPV6,
     TOPIC_RUN_V1,
     head_layout,
@@ -353,7 +353,7 @@ class StoredAgainMaker:
             queue_offset=queue_offset,
             store_timestamp_ms=now_ms,
             store_host=form.store_host,
-            sys_flag=message.sys_flag & SYS_COMPRESSED | hosts,
+            sys_flag=message.sys_flag & SYS_OF_BODY | hosts,
             prepared_transaction_offset=0,
         )
         size_bytes = len(encode_message(pending))

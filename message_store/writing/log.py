@@ -305,6 +305,14 @@ class LiveLog:
             place += 1
         return -1
 
+    def record_from(self, offset: int) -> StoredMessage | None:
+        """The first whole record at or behind ``offset``; None where there is none, or where the
+        place was deleted.
+        """
+        start = self.next_record(offset) if offset >= self.min_offset else -1
+        head = None if start < 0 else self.head(start)
+        return None if head is None else self.readable_record(start, head["size_bytes"])
+
     def addresses(self, offsets: Int64s) -> Int64s:
         """Where in memory each of these offsets is, for kernels; -1 outside the log.
 

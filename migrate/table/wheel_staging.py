@@ -29,7 +29,7 @@ from message_store.format.record_layout import (
     END_OF_FILE_MIN_BYTES,
     HEAD_V4_V4,
     SYS_COMMIT,
-    SYS_COMPRESSED,
+    SYS_OF_BODY,
     SYS_TRANSACTION_MASK,
 )
 from message_store.intake.asked_batch import AskedBatch, asked_by_batch
@@ -42,9 +42,6 @@ from migrate.settings import TargetSettings
 from migrate.write.large_files import FileStream, create_file
 from migrate.write.staging import Staging, save_array, target_errors
 from timer_wheel.format.wheel_math import out_ms
-
-_PACKED = SYS_COMPRESSED | 0x2 | 0x700
-"""Flags of a body's compression and of a message with several tags."""
 
 SIZE, DUE, TAGS_CODE, TOPIC_HASH = range(4)
 """Rows of a task's index; it has a column for each message."""
@@ -235,7 +232,7 @@ def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s
 def _kept_flags(flags: Int64s) -> Int64s:
     """The flags of a pending message: hosts are ours, transactions committed."""
     is_committed = flags & SYS_TRANSACTION_MASK == SYS_COMMIT
-    return flags & _PACKED | np.where(is_committed, SYS_COMMIT, 0)
+    return flags & SYS_OF_BODY | np.where(is_committed, SYS_COMMIT, 0)
 
 
 def put_numbers(

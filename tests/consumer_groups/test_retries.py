@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import attrs
+import pyarrow as pa
 import pytest
 
-from consumer_groups import ConsumerGroup, Received
-from message_store import AfterMs, AtMs, StoredMessage
-from message_store.base.errors import BadFieldError
+from consumer_groups import ConsumerGroup, Received, consumer_group
+from message_store import AfterMs, AtMs, ManualClock, Message, StoredMessage
+from message_store.base.errors import BadFieldError, UnsupportedDelayError
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import decode_properties
-from tests.consumer_groups.group_bench import GroupBench, texts
+from tests.consumer_groups.group_bench import START_MS, GroupBench, texts
+from timer_wheel import WheelStore
 
 LEVELS = DelayLevels.parse()
 SLOT_MS = 1_000
@@ -164,8 +167,44 @@ def test_a_kill_after_each_retry_loses_and_repeats_nothing(bench: GroupBench) ->
     assert sum(1 for _ in bench.store.pending()) == 0
 
 
-def compressed(message: StoredMessage, body: bytes) -> StoredMessage:
-    return attrs.evolve(message, body=body, sys_flag=message.sys_flag | 1)
+def test_a_producer_s_property_takes_no_retry_elsewhere(bench: GroupBench) -> None:
+    """A handler that forwards a retry with all its properties leaves these there."""
+    bench.deliver("a", properties={"RETRY_TOPIC": "bills", "ORIGIN_MESSAGE_ID": "00" * 16})
+    group = bench.group()
+    group.retry(only(group))
+    bench.wait(20_000)
+    assert bench.bodies(group, "bills") == []
+    assert bench.bodies(group) == ["a"]
+
+
+@pytest.mark.parametrize("max_retries", [2, 5])
+def test_an_engine_that_takes_no_long_delay_has_retries_and_dead_letters(
+    max_retries: int, tmp_path: Path
+) -> None:
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path, clock=clock, max_delay_ms=20_000) as store:
+        store.schedule(Message("orders", b"a"), AtMs(START_MS))
+        group = consumer_group(store, "billing", max_retries=max_retries)
+        tries = 0
+        while not list(group.dead_letters()):
+            clock.tick(20_000)
+            store.advance(clock.now_ms())
+            for message in group.receive("orders"):
+                group.retry(message)
+                tries += 1
+        assert tries == max_retries + 1
+        with pytest.raises(UnsupportedDelayError):
+            store.schedule(Message("orders", b"a"), AfterMs(30_000))
+
+
+def test_a_group_whose_retries_no_topic_of_4_9_takes_is_refused(bench: GroupBench) -> None:
+    with pytest.raises(BadFieldError, match="too long for its topics"):
+        bench.group("g" * 121)
+    assert bench.bodies(bench.group("g" * 120)) == []
+
+
+def compressed(message: StoredMessage, body: bytes, kind: int) -> StoredMessage:
+    return attrs.evolve(message, body=body, sys_flag=message.sys_flag | 1 | kind)
 
 
 def test_a_compressed_body_is_decompressed(bench: GroupBench) -> None:
@@ -173,15 +212,41 @@ def test_a_compressed_body_is_decompressed(bench: GroupBench) -> None:
     received = only(bench.group())
     stored = received.stored
 
-    def body(stored_body: bytes) -> bytes:
-        messages = [compressed(stored, stored_body)]
+    def body(stored_body: bytes, kind: int = 0) -> bytes:
+        messages = [compressed(stored, stored_body, kind)]
         return received._replace(messages=messages, row=0).body
 
-    assert body(zlib.compress(b"long " * 99)) == b"long " * 99
-    with pytest.raises(BadFieldError, match="damaged"):
-        body(b"none")
+    def packed(codec: str, data: bytes) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, codec) as stream:
+            stream.write(data)
+        return sink.getvalue().to_pybytes()
+
+    long = b"long " * 99
+    assert body(zlib.compress(long)) == body(zlib.compress(long), 0x300) == long
+    assert body(packed("lz4", long), 0x100) == body(packed("zstd", long), 0x200) == long
+    for kind in (0, 0x100, 0x200, 0x300):
+        with pytest.raises(BadFieldError, match="damaged"):
+            body(b"none", kind)
+    for codec, kind in (("lz4", 0x100), ("zstd", 0x200)):
+        with pytest.raises(BadFieldError, match="too long"):
+            body(packed(codec, bytes(5 << 20)), kind)
     with pytest.raises(BadFieldError, match="too long"):
         body(zlib.compress(bytes(5 << 20)))
+
+
+@pytest.mark.parametrize("flags", [0x101, 0x201, 0x301, 0x3, 0x1, 0x0])
+def test_what_a_body_is_stays_with_it(flags: int, bench: GroupBench) -> None:
+    bench.deliver("a")
+    record = attrs.evolve(only(bench.group()).stored, sys_flag=flags)
+    receipt = bench.store.schedule(record, AfterMs(60_000))
+    bench.store.reschedule(receipt, AfterMs(1_000))
+    bench.wait(1_000 + SLOT_MS)
+    again = only(bench.group())
+    assert again.stored.sys_flag & 0x703 == flags
+    bench.group().retry(again, AfterMs(1_000))
+    bench.wait(1_000 + SLOT_MS)
+    assert only(bench.group()).stored.sys_flag & 0x703 == flags
 
 
 def test_a_retry_of_a_retry_has_each_property_once(bench: GroupBench) -> None:
