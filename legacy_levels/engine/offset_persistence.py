@@ -77,6 +77,14 @@ class OffsetPersistence:
         self._latest: _Snapshot | None = None
         self._flushed: _Snapshot | None = None
         self._next_ms: int | None = None
+        self._has_cancels = False
+
+    def note_cancel(self) -> None:
+        """An entry was neutralised: the next flush notes durably how far queues are on the disk,
+        so that an entry that is made again from its record is known for damage. Called with the
+        store's lock held.
+        """
+        self._has_cancels = True
 
     def count(self, deliveries: int, now_ms: int) -> None:
         """So many were delivered."""
@@ -163,8 +171,9 @@ class OffsetPersistence:
         with live.lock:
             live.require_open()
             now = self._snapshot()
+            is_new, self._has_cancels = self._has_cancels, False
         live.sync_log()
-        is_new = self._flushed is None or not now.has_same_deliveries(self._flushed)
+        is_new |= self._flushed is None or not now.has_same_deliveries(self._flushed)
         if is_last and self._flushed is not None:
             is_new |= not now.says_the_same(self._flushed)
         if self._flushed is None and now.done:

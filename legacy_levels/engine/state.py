@@ -85,26 +85,37 @@ class Losses:
     brought_back: Mapping[int, int] = attrs.field(factory=dict)
 
 
-def bring_back(live: LiveStore) -> Losses:
+def bring_back(live: LiveStore, lacked: Mapping[int, int]) -> Losses:
     """Find out what is lost, and make the level queues whole again as far as the log goes.
 
-    What was cancelled in such a queue is not known any more, and will be delivered.
+    ``lacked`` is how many synced entries each level lacked before the store was recovered, which
+    has made some of them. What was cancelled in such a queue is not known any more, and will be
+    delivered.
     """
     mark = read_mark(live.root.path, FLUSHED_NAME)
     log_bytes = 0 if mark is None else max(0, mark.log_end - live.log.end)
     missing = missing_entries(live)
-    if not missing:
-        return Losses(log_bytes)
-    before = {level: _end(live, level) for level in missing}
-    Dispatcher(live.log, live.queues, live.levels).run(live.log.min_offset, live.log.end)
+    if missing:
+        Dispatcher(live.log, live.queues, live.levels).run(live.log.min_offset, live.log.end)
+    entries = {level: max(lacked.get(level, 0), missing.get(level, 0)) for level in lacked | missing}
+    left = missing_entries(live) if entries else {}
     return Losses(
-        log_bytes, missing, {level: _end(live, level) - before[level] for level in missing}
+        log_bytes, entries, {level: count - left.get(level, 0) for level, count in entries.items()}
     )
+
+
+def synced_entries_missing(live: LiveStore) -> dict[int, int]:
+    """How many entries each level's queue lacks that a flush had synced."""
+    mark = read_mark(live.root.path, FLUSHED_NAME)
+    return {} if mark is None else _lacking(live, mark.ends)
 
 
 def missing_entries(live: LiveStore) -> dict[int, int]:
     """How many entries each level's queue lacks that it had when the marks were written."""
-    ends = level_ends(live.root.path, live.log)
+    return _lacking(live, level_ends(live.root.path, live.log))
+
+
+def _lacking(live: LiveStore, ends: Mapping[int, int]) -> dict[int, int]:
     short = {level: end - _end(live, level) for level, end in ends.items()}
     return {level: count for level, count in short.items() if count > 0}
 
@@ -236,13 +247,14 @@ def refuse_before_recovery(
 
 
 def open_levels(
-    live: LiveStore, rules: LevelRules, offsets_choice: OffsetsChoice = OffsetsChoice.AUTO
+    live: LiveStore, rules: LevelRules, offsets_choice: OffsetsChoice, lacked: Mapping[int, int]
 ) -> LevelState:
-    """Find where the levels of an open store stand.
+    """Find where the levels of an open store stand; ``lacked`` are the ``synced_entries_missing``
+    of before its recovery.
 
     What can be refused was refused by ``refuse_before_recovery``.
     """
-    losses = bring_back(live)
+    losses = bring_back(live, lacked)
     start = where_to_start(live, offsets_choice)
     levels = set(range(1, live.levels.max_level + 1))
     beyond = set(levels_with_queue(live.root.path)) - levels

@@ -9,7 +9,6 @@ delay beyond the longest level is refused.
 """
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
@@ -32,7 +31,12 @@ from legacy_levels.engine.delivery import LevelDelivery
 from legacy_levels.engine.intake import LevelIntake
 from legacy_levels.engine.offset_persistence import OffsetPersistence, neutralise
 from legacy_levels.engine.rules import LevelRules
-from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
+from legacy_levels.engine.state import (
+    LevelState,
+    open_levels,
+    refuse_before_recovery,
+    synced_entries_missing,
+)
 from legacy_levels.engine.waiting_records import iterate_pending, waiting_records
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.clock import Clock
@@ -58,6 +62,7 @@ from message_store.interface.delay_store import (
 from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 
@@ -162,17 +167,23 @@ class LevelStore(Engine):
         limit = DelayLimit(max_delay_ms=max_delay_ms, beyond_max=beyond_max)
         if rounding not in ("up", "exact"):
             raise ValueError(f"'rounding' must be 'up' or 'exact': {rounding!r}")
+        lacked: dict[int, int] = {}
+
+        def look_first(live: LiveStore, extent: Extent) -> None:
+            refuse_before_recovery(live, extent, rules, choice)
+            lacked.update(synced_entries_missing(live))
+
         live = LiveStore.open(
             path,
             clock=clock,
             dialect=dialect or dialect_of(StoreRoot(path)),
             settings=settings,
             level_table=levels,
-            before_recovery=partial(refuse_before_recovery, rules=rules, offsets_choice=choice),
+            before_recovery=look_first,
         )
 
         def make() -> "LevelStore":
-            state = open_levels(live, rules, choice)
+            state = open_levels(live, rules, choice, lacked)
             store = cls(state, rounding, limit, start_deliver_time_alias=start_deliver_time_alias)
             finish_rescheduling(store, LEVEL_TOPIC)
             store._persistence.flush()
@@ -287,6 +298,7 @@ class LevelStore(Engine):
         """Neutralise these entries, which wait."""
         if entries:  # nothing in the log tells of a cancel
             self.live.flush_all_next()
+            self._persistence.note_cancel()
         for entry in entries:
             cursor = self.state.all_cursors[entry.level]
             place = np.array([entry.queue_offset], np.int64)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from message_store import AtLevel, Cancellation
+from legacy_levels import LevelStore
+from message_store import AtLevel, Cancellation, ManualClock, Message, Severity
 from message_store.format.queue_unit import QUEUE_UNIT
 from tests.faults.damage import copy_store
 from tests.legacy_levels.level_stores import Bench, message
@@ -84,3 +86,30 @@ def test_a_flipped_bit_in_a_cancelled_entry_s_size_brings_nothing_back(
             file.write((size_bytes ^ 1 << bit).to_bytes(4, "big"))
         with bench.open() as store:
             assert sorted(bench.advance(store, 10_000)) == expected, bit
+
+
+@pytest.mark.parametrize("damage", ["gone", "zeros"])
+@pytest.mark.parametrize("ends", ["close", "kill"])
+def test_cancels_that_come_back_are_told_of(tmp_path: Path, ends: str, damage: str) -> None:
+    """However the store ended: what a flush had synced can only have been damaged."""
+    clock = ManualClock(1_793_000_000_000)
+    store = LevelStore.open(tmp_path, clock=clock)
+    receipts = [store.schedule(Message("orders", b"x"), AtLevel(3)) for _ in range(4)]
+    for receipt in receipts[1:3]:
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+    store.flush()
+    store.close() if ends == "close" else store.abandon()
+    [queue] = (tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "2").iterdir()
+    if damage == "gone":
+        shutil.rmtree(queue.parent)
+    else:
+        with queue.open("r+b") as file:
+            file.seek(20)
+            file.write(bytes(60))
+    with LevelStore.open(tmp_path, clock=clock) as again:
+        told = [each for each in again.found_at_opening() if each.severity is not Severity.INFO]
+        assert any("cancelled messages" in each.effect for each in told)
+        clock.tick(60_000)
+        assert len(again.advance(clock.now_ms())) == 4
+    with LevelStore.open(tmp_path, clock=clock) as again:
+        assert again.found_at_opening() == []
