@@ -91,6 +91,11 @@ class DelayOffsets:
     main: OffsetsFile
     backup: OffsetsFile
 
+    def at_least(self, offsets: Mapping[int, int]) -> "DelayOffsets":
+        """The same, where no level goes on before one of these."""
+        levels = {level: max(at, self.offset_of(level)) for level, at in offsets.items()}
+        return attrs.evolve(self, offsets={**self.offsets, **levels}) if levels else self
+
     def offset_of(self, level: int) -> int:
         """Where delivery of a level goes on; 0 when the table does not name it."""
         return self.offsets.get(level, 0)

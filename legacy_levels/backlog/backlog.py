@@ -5,7 +5,9 @@ Queues are read from their delivery offsets on. Records that no queue knows yet 
 tail. Due times that cannot be right are computed again, and delivered messages are left out.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 import numpy as np
@@ -118,11 +120,13 @@ def read_backlog(
     whole_log: bool = False,
     commit_log_file_bytes: int | None = None,
     queue_file_bytes: int | None = None,
+    at_least: Mapping[int, int] = MappingProxyType({}),
 ) -> LevelBacklog:
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
     The queues are believed as brokers do, and the log is read from their end on. ``whole_log``, a
     cut queue or an entry that leads to another's record has all of it read, to find the message.
+    ``at_least`` are queue offsets before which no level is read, whatever its offset.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
@@ -133,7 +137,8 @@ def read_backlog(
     store.require_log()
     if not store.was_stopped_cleanly and not after_crash:
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
-    mark, offsets = read_mark(root, FLUSHED_NAME), read_delay_offsets(root, offsets_choice)
+    mark = read_mark(root, FLUSHED_NAME)
+    offsets = read_delay_offsets(root, offsets_choice).at_least(at_least)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     with open_log(store, commit_log_file_bytes) as log:
         whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
@@ -154,11 +159,7 @@ def read_backlog(
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
-            commit_log_offset=pending.commit_log_offset,
-            size_bytes=pending.size_bytes,
-            level=pending.level,
-            queue_offset=pending.queue_offset,
-            due_ms=pending.due_ms,
+            *(getattr(pending, column) for column in _COLUMNS),
             counts=_count(recovered, entries, delivered, table),
             level_table=table,
             offsets=offsets,
@@ -269,6 +270,7 @@ def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
     return levels[mask] if mask.any() else levels[:0]
 
 
+_COLUMNS = "commit_log_offset", "size_bytes", "level", "queue_offset", "due_ms"
 _COUNTED = (
     *("queued", "already_delivered", "neutral", "expired", "pending"),
     *("not_in_queue", "before_queue", "repaired"),

@@ -81,7 +81,7 @@ class OffsetPersistence:
 
     def note_cancel(self) -> None:
         """An entry was neutralised: the next flush notes durably how far queues are on the disk,
-        so that an entry that is made again from its record is known for damage. Called with the
+        so that an entry that is rebuilt from its record is known for damage. Called with the
         store's lock held.
         """
         self._has_cancels = True

@@ -214,7 +214,7 @@ def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
 def _units_and_records(
     state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
 ) -> Iterator[tuple[UnitArray, WaitingRecords]]:
-    """What waits in a level at the times that are wanted: units and their records, a part at a
+    """The pending messages of a level at the times that are wanted: units and their records, a part at a
     time.
     """
     for first, units, waits in cursor.waiting():

@@ -119,7 +119,7 @@ class Engine(EngineOnFiles, ABC):
             return self._undelivered()
 
     def found_at_opening(self) -> list[Finding]:
-        """What was lost, or made anew, when the store was opened, as ``check`` says it; costs
+        """What was lost, or rebuilt, when the store was opened, as ``check`` says it; costs
         nothing.
         """
         with self.live.reading():

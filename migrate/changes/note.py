@@ -10,14 +10,14 @@ change can be finished or undone.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
-from legacy_levels.delay_offsets import DelayOffsets, encode_delay_offsets
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, encode_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
 from message_store.base.errors import SourceError, TargetError
 from message_store.base.printable import iso_time
@@ -142,6 +142,10 @@ class Change:
             put_small_file(root, name, content, mode=self.kept(name).mode)
 
 
+def _nothing(_directory: Path) -> None:
+    """There is nothing to prepare."""
+
+
 def begin_change(
     root: StoreRoot,
     *,
@@ -152,8 +156,10 @@ def begin_change(
     offsets_after: bytes,
     asked: Mapping[str, Any],
     report: Mapping[str, Any],
+    prepare: Callable[[Path], None] = _nothing,
 ) -> Change:
-    """Copy every small file and write the note; nothing of the store has changed yet.
+    """Copy every small file and write the note; nothing of the store has changed yet. ``prepare``
+    puts what the change needs into its directory, before the note says that it is begun.
 
     Raises TargetError, also where a file could not be replaced later.
     """
@@ -167,6 +173,7 @@ def begin_change(
             replace_file(directory / name, content, mode=PRIVATE_MODE)
         digest = None if content is None else _digest(content)
         kept.append(KeptFile(name, digest, 0o644 if content is None else file_mode(path)))
+    prepare(directory)
     change = Change(
         directory=directory,
         kind=kind,
@@ -194,13 +201,18 @@ def _require_replaceable(root: StoreRoot) -> None:
 
 
 def _new_directory(root: StoreRoot, now_ms: int) -> Path:
-    """A directory that no earlier change has, named by the time to the millisecond."""
-    while True:
-        second = iso_time(now_ms // 1000 * 1000).translate(_NO_SIGNS)
-        directory = root.own / f"{BACKUP_PREFIX}{second}{now_ms % 1000:03d}Z"
-        if not directory.exists():
-            return directory
-        now_ms += 1
+    """A directory that no earlier change has, named by the time to the millisecond, and behind all
+    of them in the order of names: the clock may have been set back, or the time given.
+    """
+    second = iso_time(now_ms // 1000 * 1000).translate(_NO_SIGNS)
+    name = f"{BACKUP_PREFIX}{second}{now_ms % 1000:03d}Z"
+    newest = max((path.name for path in _directories(root)), default="")
+    return root.own / (name if name > newest else f"{newest}1")
+
+
+def _directories(root: StoreRoot) -> list[Path]:
+    """Those of all changes, in order."""
+    return [path for path in list_directories(root.own) if path.name.startswith(BACKUP_PREFIX)]
 
 
 def all_changes_of(root: StoreRoot) -> list[Change]:
@@ -209,13 +221,25 @@ def all_changes_of(root: StoreRoot) -> list[Change]:
     A directory without a note is of a run that was stopped before anything changed. Raises
     SourceError for a note that cannot be read.
     """
-    names = [path for path in list_directories(root.own) if path.name.startswith(BACKUP_PREFIX)]
-    return [change for path in names if (change := read_change(path)) is not None]
+    return [change for path in _directories(root) if (change := read_change(path)) is not None]
 
 
 def changes_of(root: StoreRoot) -> list[Change]:
     """The changes of a store that are not undone, the oldest first. Raises SourceError."""
     return [change for change in all_changes_of(root) if change.state != UNDONE]
+
+
+def moved_past(root: StoreRoot, offsets: str) -> dict[int, int]:
+    """The offset of each level that a change of ours has moved, where they are not read from files
+    but begin with the queues (``offsets`` is "none"). Raises SourceError.
+    """
+    if offsets != OffsetsChoice.NONE:
+        return {}
+    moved: dict[int, int] = {}
+    for change in changes_of(root):
+        for level, at in change.report.get("offsets", {}).items() if change.state == DONE else ():
+            moved[int(level)] = max(int(at), moved.get(int(level), 0))
+    return moved
 
 
 def unfinished_change(root: StoreRoot) -> Change | None:

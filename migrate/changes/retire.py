@@ -40,6 +40,7 @@ from migrate.changes.note import (
     Change,
     begin_change,
     moved_offsets,
+    moved_past,
     put_offsets,
     unfinished_change,
 )
@@ -61,8 +62,6 @@ from migrate.write.owner import require_owner
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 _COUNTS = ("queued", "pending", "already_delivered")
-"""What a level has to have as before; the rest are neutral or expired."""
-
 _LISTED_TOUCHES = 5
 _COMPARED_BYTES = 64 << 10
 
@@ -187,7 +186,7 @@ def _retire(
         with ExitStack() as telling:
             for root in roots if execute else ():
                 telling.enter_context(telling_of_half_a_change(root))
-                _finish_begun(root)
+                _finish_begun(root, target)
             state = DONE if execute else PLANNED
             # The converted member is the last: as long as it is not done, nothing seems to be.
             report, backlog = _plan(converted, target, conversion, state)
@@ -277,7 +276,8 @@ def _plan_other(
     those of which the converted one had delivered everything, and this one does not know it yet.
     Levels that stay there stay here, too: whoever is elected delivers them.
     """
-    offsets = read_delay_offsets(root.path, conversion.settings.offsets)
+    choice = conversion.settings.offsets
+    offsets = read_delay_offsets(root.path, choice).at_least(moved_past(root, choice))
     moving = []
     for level in conversion.levels.values():
         stored = offsets.offsets.get(level.level, 0)
@@ -289,8 +289,12 @@ def _plan_other(
     return report, offsets
 
 
-def _finish_begun(root: StoreRoot) -> None:
+def _finish_begun(root: StoreRoot, target: Path) -> None:
+    """Go on where one was stopped. Raises PlanError where that was for another target."""
     if change := _begun(root):
+        if change.asked.get("target") != str(target.resolve()):
+            other = f"its retirement for {change.asked.get('target')} was stopped"
+            raise PlanError(f"{root.path}: {other}; finish or roll back that first")
         put_offsets(root, change)
         change.write(CHANGE_DONE)
 
@@ -375,6 +379,7 @@ def _plan(
         level_table=None if table is None else DelayLevels.parse(table),
         after_crash=settings.after_crash,
         whole_log=settings.whole_log,
+        at_least=moved_past(root, settings.offsets),
     )
     moving, stays = [], {}
     for counts in backlog.counts:

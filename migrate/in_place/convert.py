@@ -13,6 +13,7 @@ duplicate. At no moment is it pending in neither.
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -40,6 +41,7 @@ from migrate.changes.note import (
     all_changes_of,
     begin_change,
     moved_offsets,
+    moved_past,
     put_offsets,
     unfinished_change,
 )
@@ -235,6 +237,7 @@ class _InPlace:
             offsets_choice=self.options.offsets,
             level_table=self.options.level_table,
             after_crash=True,
+            at_least=moved_past(self.root, self.options.offsets),
         )
         abort, checkpoint = (read_small_file(p) for p in (self.root.abort, self.root.checkpoint))
         LiveStore(
@@ -284,7 +287,12 @@ class _InPlace:
 
     def _begin(self, planned: InPlacePlan) -> Change:
         backlog, queue = planned.backlog, self.root.timer_queue()
-        change = begin_change(
+
+        def keep(directory: Path) -> None:
+            quarantine, bad = StoreRoot(directory), planned.corrections.bad
+            list_bad_records(quarantine, keep_bad_records(self.root, quarantine, backlog, bad))
+
+        return begin_change(
             self.root,
             kind=IN_PLACE,
             now_ms=planned.plan.now_ms,
@@ -300,11 +308,8 @@ class _InPlace:
                 "level_queue_ends": planned.offsets,
             },
             report=planned.report(DONE, self._seconds(0.0)).as_json(),
+            prepare=keep,
         )
-        bad = planned.corrections.bad
-        quarantine = StoreRoot(change.directory)
-        list_bad_records(quarantine, keep_bad_records(self.root, quarantine, backlog, bad))
-        return change
 
     def _check_ends(self, store: LiveStore, planned: InPlacePlan, change: Change) -> None:
         """Raise PlanError where the open store ends elsewhere than the one that was read."""

@@ -19,6 +19,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.message_rules import check_topic
 from message_store.format.properties import REAL_TOPIC, split_entries
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
+from migrate.changes.note import moved_past
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, Share, read_marker, share_in
 from migrate.report.report import BadRecord
 from migrate.verify.digests.complaints import Complaint
@@ -191,6 +192,7 @@ def read_pending(
         level_table=None if text is None else DelayLevels.parse(text),
         after_crash=settings.after_crash,
         whole_log=whole_log,
+        at_least=moved_past(root, settings.offsets),
     )
     pending = PendingMessages(
         commit_log_offset=backlog.commit_log_offset,

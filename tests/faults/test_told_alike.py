@@ -49,8 +49,8 @@ NOT_TOLD_YET = {
 
 @attrs.define
 class Story:
-    """What was stored, cancelled and delivered. Each message has a key of its own, which is its body
-    too: of a body the record has a checksum, of a key nothing.
+    """What was stored, cancelled and delivered. Each message has a key of its own, which is its
+    body too: of a body the record has a checksum, of a key nothing.
     """
 
     engine: str

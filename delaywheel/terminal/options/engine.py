@@ -65,7 +65,7 @@ class Engine(DelayStore, Protocol):
         """What was due and could not be delivered."""
 
     def found_at_opening(self) -> list[Finding]:
-        """What was lost, or made anew, when the store was opened."""
+        """What was lost, or rebuilt, when the store was opened."""
 
 
 engine_options = all_of(
@@ -143,7 +143,7 @@ def opened(
     ``broker_name`` is what the store is called where no broker's configuration says it. ``limits``
     are those of ``LIMIT_FLAGS`` that were given.
     A second engine with messages in the same directory is warned of, because they stay there. So is
-    a change of the engine, which may move due times; and what the opening found lost, or made anew.
+    a change of the engine, which may move due times; and what the opening found lost, or rebuilt.
     A new store in which nothing could be stored is taken away again.
     """
     with loading(output):

@@ -324,7 +324,9 @@ def test_what_is_left_of_a_finished_conversion_is_no_unfinished_one(tmp_path: Pa
 def test_what_was_cancelled_or_came_before_its_turn_is_not_called_lost(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     with LevelStore.open(tmp_path, clock=clock) as store:
-        waits, cancelled, _ = (store.schedule(Message("orders", b"x"), AtLevel(5)) for _ in range(3))
+        waits, cancelled, _ = (
+            store.schedule(Message("orders", b"x"), AtLevel(5)) for _ in range(3)
+        )
         store.cancel(cancelled)
     found = look(tmp_path)
     [level] = found.levels
