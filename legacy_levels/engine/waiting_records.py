@@ -214,9 +214,7 @@ def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
 def _units_and_records(
     state: LevelState, cursor: LevelCursor, wanted: WaitingFilter
 ) -> Iterator[tuple[UnitArray, WaitingRecords]]:
-    """The pending messages of a level at the times that are wanted: units and their records, a part at a
-    time.
-    """
+    """The pending messages of a level at the times that are wanted: units and records, by parts."""
     for first, units, waits in cursor.waiting():
         rows = np.flatnonzero(waits & wanted.in_time(units["tags_code"].astype(np.int64)))
         right = state.right_units(cursor.level, first + rows, units[rows])

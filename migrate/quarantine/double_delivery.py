@@ -132,7 +132,8 @@ def _own_records(root: StoreRoot, quarantine: Quarantine) -> tuple[QuarantinedRe
         for record in quarantine.records
         if record.source is not None and _is_same(record.source, root.path)
     )
-    return own or quarantine.records
+    is_told = any(record.source is not None for record in quarantine.records)
+    return own if is_told else quarantine.records
 
 
 def _quarantine_of(change: Change) -> Path:

@@ -122,7 +122,8 @@ def find_quarantine(path: Path) -> Path | None:
     own = list_directories(store.own)
     backups = (StoreRoot(each) for each in own if each.name.startswith(BACKUP_PREFIX))
     candidates = (path, *(each.own / QUARANTINE_NAME for each in (store, *backups)))
-    directories = [path for path in candidates if is_ordinary_file(path / REASONS_NAME)]
+    listed = [path for path in candidates if is_ordinary_file(path / REASONS_NAME)]
+    directories = [path for path in listed if not _is_of_no_change(path)]
     if len(directories) > 1:
         kept = [directory for directory in directories if not _was_rolled_back(directory)]
         directories = kept or directories[-1:]
@@ -137,6 +138,12 @@ def find_quarantine(path: Path) -> Path | None:
 def directory_of_change(quarantine: Path) -> Path:
     """The directory of the change in place that made a quarantine, if one did."""
     return quarantine.resolve().parent.parent
+
+
+def _is_of_no_change(quarantine: Path) -> bool:
+    """Whether a change in place was stopped before it began: its messages are where they were."""
+    home = directory_of_change(quarantine)
+    return home.name.startswith(BACKUP_PREFIX) and read_change(home) is None
 
 
 def _was_rolled_back(quarantine: Path) -> bool:

@@ -31,7 +31,12 @@ from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.format.record_layout import BLANK_RECORD, MAGIC_V1, PROPERTIES_MAX_BYTES
+from message_store.format.record_layout import (
+    BLANK_RECORD,
+    END_OF_FILE_MIN_BYTES,
+    MAGIC_V1,
+    PROPERTIES_MAX_BYTES,
+)
 from message_store.format.timer_record_rules import timer_record_faults
 from message_store.reading.engine_choice import EngineName, choose_engine, require_engine
 from message_store.writing.settings import StoreSettings
@@ -123,6 +128,8 @@ class RecordInserter:
         if len(made.properties_text) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
             raise BadRecordError(f"its properties ({len(made.properties_text)} bytes) are too long")
         size = len(encode_message(made))
+        if size + END_OF_FILE_MIN_BYTES > self.live.log.file_bytes:
+            raise BadRecordError(f"{size:,} bytes, longer than a file of the store's log")
         most = self.max_message_bytes + RECORD_MARGIN_BYTES - DELIVERY_GROWTH_BYTES
         if size > most:
             raise BadRecordError(
@@ -166,7 +173,8 @@ def open_for_insert(
 ) -> Iterator[RecordInserter]:
     """The store open for writing, as its engine opens it, with that engine's errors."""
     table = levels or DelayLevels.parse()
-    settings, precision_ms = _of_conversion(root)
+    settings, precision_ms, most_bytes = _of_conversion(root)
+    max_message_bytes = min(max_message_bytes, most_bytes or max_message_bytes)
     store: Any
     if engine == "levels":
         dialect = Dialect.ROCKETMQ_5_5 if is_present(root.timer_wheel) else Dialect.ROCKETMQ_4_9
@@ -187,17 +195,19 @@ def open_for_insert(
         yield RecordInserter(store.live, engine, table, precision_ms or 1, max_message_bytes, store)
 
 
-def _of_conversion(root: StoreRoot) -> tuple[StoreSettings, int | None]:
-    """File sizes and precision of a conversion's target; the files of other stores tell theirs."""
+def _of_conversion(root: StoreRoot) -> tuple[StoreSettings, int | None, int | None]:
+    """File sizes, precision and maxMessageSize of a conversion's target; the files of other stores
+    tell theirs.
+    """
     if not is_present(root.own / CONVERSION_NAME):
-        return StoreSettings(), None
+        return StoreSettings(), None, None
     conversion = read_settings(root)
     settings = StoreSettings(
         commit_log_file_bytes=conversion.commit_log_file_bytes,
         queue_file_bytes=conversion.queue_file_bytes,
         timer_log_file_bytes=conversion.timer_log_file_bytes,
     )
-    return settings, conversion.precision_ms
+    return settings, conversion.precision_ms, conversion.max_message_bytes
 
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"

@@ -172,6 +172,7 @@ class ConversionSettings:
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
     queue_file_bytes: int = QUEUE_FILE_BYTES
     timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
+    max_message_bytes: int | None = None
     share: Share | None = None
 
     @property
@@ -223,6 +224,8 @@ def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
     }
     if "now_ms" not in numbers:
         raise BadFieldError("now_ms is missing", path=path)
+    if table.get("max_message_bytes") is not None:
+        numbers["max_message_bytes"] = _positive(table["max_message_bytes"], "maxMessageSize", path)
     level_table = table.get("level_table")
     settings = ConversionSettings(
         **numbers,

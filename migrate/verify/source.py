@@ -16,9 +16,10 @@ from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message_codec import decode_message_at
-from message_store.format.message_rules import check_topic
-from message_store.format.properties import REAL_TOPIC, split_entries
+from message_store.format.message_rules import QUEUE_ID_MAX, check_topic
+from message_store.format.properties import REAL_QUEUE_ID, REAL_TOPIC, split_entries
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
+from message_store.format.timer_record_rules import host_problem
 from migrate.changes.note import moved_past
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, Share, read_marker, share_in
 from migrate.report.report import BadRecord
@@ -116,7 +117,11 @@ def quarantine_problems(
     records = jobs.run("quarantine", [side], buckets=everything)["source"].found
     sound = records["number"][records["complaint"] == Complaint.NONE]
     with open_log(root) as reader:
-        sound = [number for number in sound if not _is_at_a_limit(reader, quarantined, int(number))]
+        sound = [
+            number
+            for number in sound
+            if not _is_at_a_limit(reader, quarantined, int(number), _most_bytes(settings))
+        ]
     if sound:
         level, queue_offset = (quarantined.level[sound[0]], quarantined.queue_offset[sound[0]])
         what = (
@@ -126,15 +131,27 @@ def quarantine_problems(
         yield Problem("quarantine", what, len(sound))
 
 
-def _is_at_a_limit(reader: SegmentReader, messages: PendingMessages, number: int) -> bool:
+def _most_bytes(settings: ConversionSettings) -> int:
+    """From so many bytes on a record may be too long for the target."""
+    asked = settings.max_message_bytes or _TOO_LARGE_BYTES
+    return min(_TOO_LARGE_BYTES, asked, settings.commit_log_file_bytes - _NEAR_A_LIMIT_BYTES)
+
+
+def _is_at_a_limit(
+    reader: SegmentReader, messages: PendingMessages, number: int, most_bytes: int
+) -> bool:
     size_bytes = int(messages.size_bytes[number])
-    if size_bytes > _TOO_LARGE_BYTES or len(str(messages.due_ms[number])) != _OUT_DIGITS:
+    if size_bytes > most_bytes or len(str(messages.due_ms[number])) != _OUT_DIGITS:
         return True
     try:
         data = reader.read_at(int(messages.commit_log_offset[number]), size_bytes)
         message = decode_message_at(data)
-        check_topic(dict(split_entries(message.properties_text))[REAL_TOPIC.encode()].decode())
-    except (FormatError, UnicodeDecodeError, KeyError):
+        properties = dict(split_entries(message.properties_text))
+        check_topic(properties[REAL_TOPIC.encode()].decode())
+        is_odd = int(properties[REAL_QUEUE_ID.encode()]) > QUEUE_ID_MAX
+        if is_odd or host_problem(message.born_host):
+            return True
+    except (FormatError, ValueError, KeyError):
         return True
     return not message.body or len(message.properties_text) > _LONG_PROPERTIES_BYTES
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,8 +301,10 @@ def test_a_store_of_which_nothing_was_set_aside_has_an_empty_list(levels: Path) 
 
 
 def test_what_a_conversion_in_place_set_aside_is_found_in_its_backup(
-    target: Path, levels: Path
+    target: Path, levels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    done = SimpleNamespace(state="done")
+    monkeypatch.setattr("migrate.quarantine.kept.read_change", lambda _directory: done)
     backups = [levels / f"delaywheel/backup-{name}/delaywheel" for name in ("a", "b")]
     for backup in backups:
         backup.mkdir(parents=True)

@@ -13,7 +13,7 @@ import pytest
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
-from message_store.base.errors import PlanError, TargetError
+from message_store.base.errors import PlanError, SourceError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import all_changes_of
@@ -191,7 +191,19 @@ def test_a_rollback_that_was_stopped_lets_nothing_be_put_back(store: Path, other
 
 
 def test_a_conversion_that_was_stopped_lets_nothing_be_put_back(store: Path, other: Path) -> None:
-    with pytest.raises(Stopped), stopping_before(store, lambda _: bool(Quarantine(store).records)):
+    def has_quarantine(_path: Path) -> bool:
+        return any((store / "delaywheel").glob("backup-*/delaywheel/quarantine/reasons.jsonl"))
+
+    with pytest.raises(Stopped), stopping_before(store, has_quarantine):
+        do(store, NOW_MS, on_bad_record="quarantine")
+    for place in (store, next((store / "delaywheel").glob("backup-*/delaywheel/quarantine"))):
+        assert Quarantine(store).records == ()
+        with pytest.raises(SourceError, match="no quarantined records"):
+            back(place, other)
+    with (
+        pytest.raises(Stopped),
+        stopping_before(store, lambda _: bool(all_changes_of(StoreRoot(store)))),
+    ):
         do(store, NOW_MS, on_bad_record="quarantine")
     with pytest.raises(PlanError, match=r"stopped while it was begun.*rollback"):
         back(store, other)
