@@ -159,7 +159,7 @@ def read_backlog(
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
-            *(getattr(pending, column) for column in _COLUMNS),
+            **{name: getattr(pending, name) for name in _COLUMNS},
             counts=_count(recovered, entries, delivered, table),
             level_table=table,
             offsets=offsets,

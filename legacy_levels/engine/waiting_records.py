@@ -207,8 +207,7 @@ def waiting_records(state: LevelState) -> Iterator[LogDeliveries]:
     """The record and the due time of each pending message that can be read, level after level."""
     for cursor in state.cursors.values():
         for units, _ in _units_and_records(state, cursor, WaitingFilter()):
-            places = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
-            yield LogDeliveries(state.live, *places, units["tags_code"])
+            yield LogDeliveries(state.live, *_places(units), units["tags_code"])
 
 
 def _units_and_records(
@@ -218,6 +217,10 @@ def _units_and_records(
     for first, units, waits in cursor.waiting():
         rows = np.flatnonzero(waits & wanted.in_time(units["tags_code"].astype(np.int64)))
         right = state.right_units(cursor.level, first + rows, units[rows])
-        places = (right[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
-        for part in read_waiting(state.live.log, *places):
+        for part in read_waiting(state.live.log, *_places(right)):
             yield right[part.rows], part
+
+
+def _places(units: UnitArray) -> tuple[Int64s, Int64s]:
+    """Offsets and sizes."""
+    return units["commit_log_offset"].astype(np.int64), units["size_bytes"].astype(np.int64)

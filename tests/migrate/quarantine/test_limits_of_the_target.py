@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -35,7 +36,7 @@ def run(*words: object) -> Result:
     ],
 )
 def test_a_record_that_only_this_target_cannot_take_is_rightly_in_quarantine(
-    odd: LevelMessage, settings: dict[str, int], tmp_path: Path
+    odd: LevelMessage, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     source = build_level_store(tmp_path / "source", [GOOD, odd]).root
     options = options_for(

@@ -191,7 +191,7 @@ def test_a_rollback_that_was_stopped_lets_nothing_be_put_back(store: Path, other
 
 
 def test_a_conversion_that_was_stopped_lets_nothing_be_put_back(store: Path, other: Path) -> None:
-    def has_quarantine(_path: Path) -> bool:
+    def has_quarantine(_steps: list[str]) -> bool:
         return any((store / "delaywheel").glob("backup-*/delaywheel/quarantine/reasons.jsonl"))
 
     with pytest.raises(Stopped), stopping_before(store, has_quarantine):
