@@ -97,9 +97,8 @@ def bring_back(live: LiveStore, lacked: Mapping[int, int]) -> Losses:
     missing = missing_entries(live)
     if missing:
         Dispatcher(live.log, live.queues, live.levels).run(live.log.min_offset, live.log.end)
-    entries = {
-        level: max(lacked.get(level, 0), missing.get(level, 0)) for level in lacked | missing
-    }
+    both = {*lacked, *missing}
+    entries = {level: max(lacked.get(level, 0), missing.get(level, 0)) for level in both}
     left = missing_entries(live) if entries else {}
     return Losses(
         log_bytes, entries, {level: count - left.get(level, 0) for level, count in entries.items()}

@@ -28,6 +28,7 @@ FAILED_ONCE: Final = {
     "an-opening-is-stopped-after-the-power-was-lost": 7_005_468,
     "another-message-of-the-name-lies-where-one-was-lost": 7_007_809,
     "nobody-advanced-a-wheel-for-longer-than-a-broker-reads-back": 7_000_962,
+    "what-is-new-is-placed-where-an-old-hand-stands": 8_100_406,
 }
 """What was wrong, and the seed that met it."""
 

@@ -25,9 +25,17 @@ Marks = Callable[[], RecallMarks]
 
 
 def place_all(timers: LiveTimers, now_ms: int, marks: Marks) -> None:
-    """Place everything, also what is due: a broker that takes over finds it on the wheel."""
-    timers.place_queued(now_ms)
-    _place_rest(timers, timers.unplaced(EVERYTHING, keys=True), now_ms, marks)
+    """Place everything, also what is due: a broker that takes over finds it on the wheel.
+
+    Where old messages keep the hand so far back that such a broker does not read their slots, what
+    is in the queue stays there: it would lie within a round of the hand, and be lost with them.
+    """
+    if timers.placed_end < timers.queue.max_offset:
+        move_to_first_read(timers, now_ms, marks())
+    hand_ms = timers.wheel.hand_ms
+    if hand_ms >= effective_read_time_ms(hand_ms, now_ms, timers.precision_ms):
+        timers.place_queued(now_ms)
+        _place_rest(timers, timers.unplaced(EVERYTHING, keys=True), now_ms, marks)
     if len(timers.done):
         _leave_only_what_waits(timers)
     timers.save()
