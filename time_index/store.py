@@ -47,6 +47,7 @@ from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import floor_findings, undeliverable
+from message_store.writing.other_levels import refuse_another_level_table
 from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
@@ -161,8 +162,9 @@ class TimeIndexIntake:
 _DEFAULTS = StoreSettings()
 
 
-def _refuse_before_recovery(live: LiveStore, _extent: Extent) -> None:
+def _refuse_before_recovery(live: LiveStore, extent: Extent) -> None:
     unfinished(live, TIME_INDEX_TOPIC)
+    refuse_another_level_table(live, extent)
 
 
 class TimeIndexStore(TimedEngine[StoredMessage]):

@@ -25,6 +25,7 @@ from message_store.files.segments import SegmentReader, list_segments, require_a
 from message_store.format.properties import TIMER_TOPIC
 from message_store.intake.rescheduling import unfinished
 from message_store.writing.dispatch import mend_astray
+from message_store.writing.other_levels import refuse_another_level_table
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
@@ -69,13 +70,14 @@ from timer_wheel.wheel.unit_repair import mend_links, mend_units, with_right_fla
 from timer_wheel.wheel.waiting import next_due_ms
 
 
-def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
+def refuse_before_recovery(store: LiveStore, extent: Extent) -> None:
     """Look whether a wheel can be opened, and change nothing: recovery would change log and queues
     of a store that is refused then. Raises SourceError for a timer log that nothing can be appended
     to, where nobody knows any more what a broker had delivered, and for a reschedule that another
     engine has to finish. What a hierarchical wheel left of a wheel in files does not count.
     """
     unfinished(store, TIMER_TOPIC)
+    refuse_another_level_table(store, extent)
     if read_active(store.root) is not None:
         return
     segments = list_segments(store.root.timer_log)
