@@ -185,7 +185,7 @@ def read_consumer_offsets(root: Path) -> ConsumerOffsets:
     offsets: ConsumerOffsets = {}
     table = _table(read_config(root, CONSUMER_OFFSETS).value, "offsetTable")
     for key, queues in table.items():
-        topic, separator, group = key.partition(_SEPARATOR)
+        topic, separator, group = key.rpartition(_SEPARATOR)  # no group has one in its name
         if separator:
             numbers = {_number(queue, -1): _number(at, -1) for queue, at in queues.items()}
             offsets[topic, group] = {q: at for q, at in numbers.items() if q >= 0 and at >= 0}

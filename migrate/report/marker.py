@@ -68,6 +68,18 @@ def _first_head(log: SegmentReader, segment: Segment) -> int:
     return crc32(head) if any(head) else 0
 
 
+def first_offsets(root: StoreRoot, source: StoreRoot) -> dict[int, int]:
+    """The queue offset from which each level of ``source`` was converted to ``root``. Raises
+    SourceError as ``share_of``, FormatError for a damaged report.
+    """
+    path = root.own / CONVERSION_NAME
+    levels = share_of(read_marker(root), source, path).get("levels", ())
+    try:
+        return {int(each["level"]): int(each["from_offset"]) for each in levels}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFieldError(f"'levels' is damaged: {error!r}", path=path) from error
+
+
 def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str, Any]:
     """The report of ``source`` alone; of a merged target its part, with ``is_share`` set.
 

@@ -14,6 +14,7 @@ from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.losses import cut_log, way_out
 from migrate.changes.note import RETIRE, Change, changes_of
 from migrate.look.files import row_problems
+from migrate.report.marker import first_offsets
 
 _HEAD_BYTES = 8
 _TAKEN_FROM_LOG = (
@@ -100,11 +101,15 @@ def retired_warnings(root: StoreRoot, only_levels: Collection[int]) -> list[str]
 
 
 def refuse_retired(source: StoreRoot, target: StoreRoot, only_levels: Collection[int]) -> None:
-    """Raise SourceError for a source whose converted levels were retired, or half retired: it looks
-    empty, so ``target`` would seem to hold messages that nobody sent.
+    """Raise SourceError for a source whose converted levels were retired since, or half retired: it
+    looks empty, so ``target`` would seem to hold messages that nobody sent.
     """
     refuse_unfinished_change(source)
     for change in _retirements(source, only_levels):
+        begun = first_offsets(target, source)
+        moved = {int(level): int(at) for level, at in change.report["offsets"].items()}
+        if all(at <= begun.get(level, at) for level, at in moved.items()):
+            continue  # it was before this conversion
         alone = f"`delaywheel verify {shell_word(str(target.path))}`"
         raise SourceError(
             f"{_retired(source, change)}, and no longer shows its converted messages. Verify before"

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from consumer_groups import group_names
 from message_store import AfterMs, Cancellation
 from message_store.base.errors import TargetError
 from message_store.files.small_files import replace_file
@@ -286,6 +287,14 @@ def test_a_read_that_fails_forgets_nothing(
         with pytest.raises(TargetError):
             group.receive("orders")
     assert bench.bodies(group) == ["a", "b"]
+
+
+def test_a_topic_with_an_at_sign_has_its_own_group(bench: GroupBench) -> None:
+    bench.deliver("a", "b", topic="orders@eu")
+    bench.group().ack(*bench.group().receive("orders@eu", 1))
+    bench.reopen()
+    assert group_names(bench.store) == ["billing"]
+    assert bench.bodies(bench.group(), "orders@eu") == ["b"]
 
 
 def test_the_lag_of_a_group_that_starts_last_counts_a_queue_that_came_later(

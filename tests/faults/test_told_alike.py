@@ -188,6 +188,22 @@ def test_whoever_looks_tells_what_damage_does(
     assert sum(is_told(engine, seed, tmp_path / str(seed)) for seed in seeds)
 
 
+@pytest.mark.parametrize("engine", OPEN)
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        (1_000, 3),
+        pytest.param(1_003, 27, marks=pytest.mark.check),
+        *(pytest.param(1_030 + 100 * n, 100, marks=pytest.mark.nightly) for n in range(2)),
+    ],
+)
+def test_whoever_looks_tells_what_damage_does_to_cancels(
+    engine: str, first: int, count: int, tmp_path: Path
+) -> None:
+    for seed in range(first, first + count):
+        is_told(engine, seed, tmp_path / str(seed), cancels=3)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("engine", "seed"),

@@ -131,6 +131,17 @@ class Due:
     promised_ms: Int64s
 
 
+@attrs.frozen(eq=False)
+class _Passed:
+    """Which rows of slots that are over were stored again (``rolls``), and before which the hand
+    ``stays``: due when it was stored, a message is promised for then. In narrower slots than there
+    were, or by a clock that was set back, that is behind its slot.
+    """
+
+    rolls: Bools
+    stays: Bools
+
+
 class Turning:
     """Turns the wheel of one store."""
 
@@ -153,6 +164,7 @@ class Turning:
         is_over = due.rows.slot_time_ms < floor_ms(now_ms, timers.precision_ms)
         rolls = is_over & ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
         goes = is_due & due.facts.is_fine & ~is_marker & ~is_recalled
+        stays = is_over & ~is_due & ~rolls & due.facts.is_fine & ~is_marker & ~is_recalled
         self._lose(due.rows, due.facts.problems.items())
         order = _in_order(due, np.flatnonzero(goes))
         delivered = self._redeliver(due, order, FROM_WHEEL, stamp_ms)
@@ -164,7 +176,7 @@ class Turning:
         )
         self._roll(due, np.flatnonzero(rolls), stamp_ms)
         of_rest = marks.take_away(rest.rows.commit_log_offset, rest.facts)
-        self._move_on(rest, of_rest, due, now_ms, stamp_ms)
+        self._move_on(rest, of_rest, due, _Passed(rolls, stays), now_ms, stamp_ms)
         if not len(timers.early):  # what is due before its slot may be cancelled in an older slot
             marks.forget_before(timers.wheel.hand_ms)
         later_ms = max(stamp_ms, self._store.clock.now_ms())
@@ -264,11 +276,20 @@ class Turning:
         self._timers.metrics.placed(due.rows.rows(chosen), -1)
 
     def _move_on(
-        self, rest: Unplaced, is_recalled: Bools, due: Due, now_ms: int, stamp_ms: int
+        self,
+        rest: Unplaced,
+        is_recalled: Bools,
+        due: Due,
+        passed: _Passed,
+        now_ms: int,
+        stamp_ms: int,
     ) -> None:
         timers = self._timers
         until_ms = floor_ms(now_ms, timers.precision_ms)
-        is_early = (due.promised_ms <= now_ms) & ~due.rows.is_marker
+        if passed.stays.any():
+            first_ms = int(due.rows.slot_time_ms[passed.stays].min())
+            until_ms = min(until_ms, floor_ms(first_ms, timers.precision_ms))
+        is_early = ((due.promised_ms <= now_ms) | passed.rolls) & ~due.rows.is_marker
         is_early &= (due.rows.slot_time_ms >= until_ms) & (due.rows.write_time_ms > 0)
         if is_early.any():
             timers.mark_done(due.rows.rows(is_early))

@@ -10,13 +10,14 @@ import pytest
 import migrate.changes.retire as retirement
 import migrate.in_place.convert as in_place
 from legacy_levels.backlog.backlog import read_backlog
-from message_store.base.errors import PlanError, TargetError
+from message_store.base.errors import PlanError, SourceError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.changes.note import all_changes_of
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from migrate.quarantine.kept import Quarantine, find_quarantine
+from migrate.verify.verify import verify
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.raw_files import read_config
@@ -54,6 +55,18 @@ def test_offsets_none_retires_once_and_converts_nothing_that_was_retired(tmp_pat
     assert again.total("converted") == 0
     assert roll_back(StoreRoot(source), execute=True).messages == 3
     assert len(read_backlog(source)) == 3
+
+
+def test_a_target_of_the_rest_is_verified_after_the_first_was_retired(tmp_path: Path) -> None:
+    source = build(tmp_path / "source", 3, 5, 5)
+    first, rest = tmp_path / "first", tmp_path / "rest"
+    convert(options_for(tmp_path, target=first, now_ms=NOW_MS, only_levels=(3,)))
+    assert verify(source, first, spark=None).is_clean
+    retire(source, first, execute=True)
+    assert convert(options_for(tmp_path, target=rest, now_ms=NOW_MS)).total("converted") == 2
+    assert verify(source, rest, spark=None).is_clean
+    with pytest.raises(SourceError, match="no longer shows its converted messages"):
+        verify(source, first, spark=None)
 
 
 def _refused(*_given: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel that nobody advanced for longer than a broker reads back, and what is stored on it then."""
+"""A wheel that nobody advanced for longer than a broker reads back: what is stored on it then."""
 
 from pathlib import Path
 
