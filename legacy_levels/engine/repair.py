@@ -155,8 +155,9 @@ def _wrong_due_times(
     due_ms, now_ms = units["tags_code"].astype(np.int64), live.clock.now_ms()
     delays_ms, delay_ms = due_ms - stored_ms, live.levels.delay_ms(level)
     is_wrong = (delays_ms < 0) | (delays_ms % WHOLE_DELAY_MS != 0)
-    is_possible = (due_ms > PLAUSIBLE_DUE_MS) & (due_ms <= now_ms + delay_ms)
-    is_wrong &= ~is_possible | ((stored_ms > PLAUSIBLE_DUE_MS) & (stored_ms <= now_ms + _YEAR_MS))
+    latest_ms = now_ms + _YEAR_MS  # the clock may have been set back
+    is_possible = (due_ms > PLAUSIBLE_DUE_MS) & (due_ms <= latest_ms + delay_ms)
+    is_wrong &= ~is_possible | ((stored_ms > PLAUSIBLE_DUE_MS) & (stored_ms <= latest_ms))
     rows = np.flatnonzero((stored_ms != NO_TIME) & is_wrong & (delays_ms != delay_ms))
     right = units[rows]
     right["tags_code"] = stored_ms[rows] + delay_ms  # as 64 bits have it

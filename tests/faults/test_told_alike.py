@@ -46,6 +46,19 @@ NOT_TOLD_YET = {
 }
 """Engine and seed of stores of which somebody says nothing of its damage."""
 
+NOT_TOLD_YET_OF_CANCELS = {
+    ("levels", 1_053): "a record that says another place in its queue gets a second entry",
+    (
+        "levels",
+        1_135,
+    ): "the head of a delivered record: engines refuse the log, check does not look",
+    ("wheel", 1_145): "a unit that says a time that is over: readers pass over it, engines mend it",
+    ("wheel", 1_218): "a timer log that is gone after a kill: who lists it knows no cancels",
+    ("time-index", 1_036): "a damaged cancel: who lists takes its message for pending",
+    ("time-index", 1_160): "the head of the last record: engines refuse the log, check reads on",
+}
+"""The same, of stores in which messages were cancelled."""
+
 
 @attrs.define
 class Story:
@@ -201,7 +214,22 @@ def test_whoever_looks_tells_what_damage_does_to_cancels(
     engine: str, first: int, count: int, tmp_path: Path
 ) -> None:
     for seed in range(first, first + count):
-        is_told(engine, seed, tmp_path / str(seed), cancels=3)
+        if (engine, seed) not in NOT_TOLD_YET_OF_CANCELS:
+            is_told(engine, seed, tmp_path / str(seed), cancels=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("engine", "seed"),
+    [
+        pytest.param(*each, marks=pytest.mark.xfail(reason=why, strict=True))
+        for each, why in NOT_TOLD_YET_OF_CANCELS.items()
+    ],
+)
+def test_whoever_mends_what_nobody_tells_of_cancels_hears_of_it(
+    engine: str, seed: int, tmp_path: Path
+) -> None:
+    is_told(engine, seed, tmp_path, cancels=3)
 
 
 @pytest.mark.nightly

@@ -212,7 +212,8 @@ def outstanding(
     timers = timers.followed_by(in_timeline)
     since_ms = _first_ms(timers)
     if after_crash:
-        since_ms = min(checkpoint.last_read_time_ms, since_ms)
+        hand_ms = checkpoint.last_read_time_ms
+        since_ms = min(hand_ms, since_ms, _parked_since_ms(placed, commit_log, hand_ms))
     since, done_count = None, 0
     if after_crash or (timeline is not None and since_ms <= newest_store_ms(root)):
         since = read_log_since(root, commit_log, since_ms, queue)
@@ -233,6 +234,15 @@ def _first_ms(timers: PendingTimers) -> int:
     """Before which time nothing can have been done of what is not on the wheel."""
     times = timers.slot_time_ms[timers.position < 0]
     return int(times.min()) - EARLY_MS if len(times) else np.iinfo(np.int64).max
+
+
+def _parked_since_ms(placed: PendingTimers, commit_log: SegmentReader, hand_ms: int) -> int:
+    """When the first message was stored that waits in the hand's slot by its time: where the clock
+    was set back, copies of such have times before the hand.
+    """
+    parked = placed.rows(placed.is_roll & (placed.slot_time_ms <= hand_ms))
+    times = read_store_times(commit_log, parked.commit_log_offset, parked.size_bytes)
+    return int(times[times != NO_TIME].min(initial=LONG_MAX))
 
 
 def newest_store_ms(root: StoreRoot) -> int:

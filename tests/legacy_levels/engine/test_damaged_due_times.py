@@ -188,12 +188,14 @@ def test_a_record_of_a_clock_that_was_ahead_is_believed(tmp_path: Path, bit: int
         assert len(store.advance(clock.now_ms())) == 1
 
 
-def test_a_record_of_an_impossible_time_tells_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("back_ms", [0, 8_000, 86_400_000])
+def test_a_record_of_an_impossible_time_tells_nothing(tmp_path: Path, back_ms: int) -> None:
+    """Also where the clock was set back, so that the due time is farther away than the level."""
     with LevelStore.open(tmp_path, clock=ManualClock(START_MS)) as store:
         receipt = store.schedule(message(0), AtLevel(16))
     log = tmp_path / "commitlog" / ("0" * 20)
     flip(log, receipt.commit_log_offset + HEAD_V4_V4.offset_of("store_timestamp_ms"), 5)
-    clock = ManualClock(START_MS)
+    clock = ManualClock(START_MS - back_ms)
     with LevelStore.open(tmp_path, clock=clock) as store:
-        clock.tick(receipt.promised_ms - START_MS + 1_000)
+        clock.tick(receipt.promised_ms - clock.now_ms() + 1_000)
         assert len(store.advance(clock.now_ms())) == 1
