@@ -133,7 +133,7 @@ class Due:
 
 @attrs.frozen(eq=False)
 class _Passed:
-    """Which rows of slots that are over were stored again (``rolls``), and before which the hand
+    """Which rows of slots that are over were rolled (``rolls``), and before which the hand
     ``stays``: due when it was stored, a message is promised for then. In narrower slots than there
     were, or by a clock that was set back, that is behind its slot.
     """
