@@ -306,12 +306,13 @@ class LiveLog:
         return -1
 
     def record_from(self, offset: int) -> StoredMessage | None:
-        """The first whole record at or behind ``offset``; None where there is none, or where the
-        place was deleted.
+        """The record at ``offset``, or at the beginning of the next file where it had no room;
+        None where there is none, or where the place was deleted.
         """
-        start = self.next_record(offset) if offset >= self.min_offset else -1
-        head = None if start < 0 else self.head(start)
-        return None if head is None else self.readable_record(start, head["size_bytes"])
+        for place in (offset, offset - offset % self.file_bytes + self.file_bytes):
+            if (head := self.head(place)) is not None:
+                return self.readable_record(place, head["size_bytes"])
+        return None
 
     def addresses(self, offsets: Int64s) -> Int64s:
         """Where in memory each of these offsets is, for kernels; -1 outside the log.

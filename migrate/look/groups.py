@@ -9,6 +9,7 @@ message that was acknowledged. If a retry was stored or delivered meanwhile, all
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -27,11 +28,11 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
-from message_store.format.message_codec import decode_message_at
+from message_store.format.message import StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.interface.delay_store import Pending
 from message_store.interface.message_life import MessageState
-from message_store.life.trace import TellPlace, tell_log, trace_directory
+from message_store.life.trace import TellPlace, record_at, tell_log, trace_directory
 from message_store.reading.consume_queue import UnitArray, read_queue
 from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import LookedAtTopic
@@ -94,6 +95,13 @@ class _LookedAtStore:
         return iter(self._pending[wanted])
 
 
+def _record_from(log: SegmentReader, offset: int) -> StoredMessage | None:
+    """The record at a place of the log, or at the beginning of the next file."""
+    places = offset, offset - offset % log.file_bytes + log.file_bytes
+    found = (record_at(log, place) for place in places)
+    return next((record for record in found if record is not None), None)
+
+
 @contextmanager
 def _groups_of(path: Path, now_ms: int) -> Iterator[GroupStore]:
     """A store with its groups, to be looked at. Raises SourceError and FormatError."""
@@ -102,7 +110,7 @@ def _groups_of(path: Path, now_ms: int) -> Iterator[GroupStore]:
     with open_log(root) as log:
         store = cast(GroupStore, _LookedAtStore(root, log, now_ms))
         files = OffsetFiles(root, Dialect.ROCKETMQ_5_5.config, is_only_read=True)
-        groups = ConsumerGroups(store, files, lambda *place: decode_message_at(log.read_at(*place)))
+        groups = ConsumerGroups(store, files, partial(_record_from, log))
         store.companions.of(ConsumerGroups, lambda: groups)
         yield store
 
