@@ -92,9 +92,12 @@ def test_the_faithful_setting_repeats_what_brokers_would_and_no_more(
 
 @pytest.mark.parametrize("engine", REFERENCES)
 @pytest.mark.parametrize(("stores", "generations"), ROUNDS)
-def test_a_reference_loses_nothing_to_a_kill_and_repeats_as_brokers_do(
+def test_a_reference_loses_nothing_to_a_kill_and_hurries_nothing(
     tmp_path: Path, engine: str, stores: int, generations: int, seed: int
 ) -> None:
+    """As a broker, it may repeat what it has delivered, also what was cancelled since, and put a
+    part of what was handed over together.
+    """
     seeds = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
@@ -102,7 +105,8 @@ def test_a_reference_loses_nothing_to_a_kill_and_repeats_as_brokers_do(
             folder.mkdir()
             task = Task(engine, str(folder), seeds.getrandbits(32), faithful=True)
             wrong = kill_generations(home, task, generations) + settle(task)
-            assert wrong == [], task
+            open_to_it = ("repeated: ", "cancelled, and delivered: ", "torn: ")
+            assert [each for each in wrong if not each.startswith(open_to_it)] == [], task
 
 
 def assert_few(engine: str, at_the_kill: History, repeated: list[Found]) -> None:
