@@ -21,6 +21,7 @@ from message_store.base.errors import (
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.engine.engine import made_or_let_go
+from message_store.engine.other_levels import refuse_another_level_table
 from message_store.engine.timed_engine import TimedEngine
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -47,7 +48,6 @@ from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.findings import floor_findings, undeliverable
-from message_store.writing.other_levels import refuse_another_level_table
 from message_store.writing.recovery import Extent
 from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore

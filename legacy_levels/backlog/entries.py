@@ -9,11 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.level_table import (
-    PLAUSIBLE_DUE_MS,
-    WHAT_TO_DO_WITH_MIXED_DELAYS,
-    WHOLE_DELAY_MS,
-)
+from legacy_levels.backlog.level_table import WHAT_TO_DO_WITH_MIXED_DELAYS
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral_size
@@ -27,6 +23,7 @@ from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import address_of, load_i32, load_i64, load_native, load_u8
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
 from message_store.reading.consume_queue import BoolArray
+from message_store.reading.shown_delays import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS
 
 UNITS, DUE, UNKNOWN, EXPIRED, COUNT, LEVEL, FIRST_OFFSET, LATEST_DUE = range(8)
 QUEUE_FACTS = 8

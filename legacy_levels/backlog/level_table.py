@@ -29,18 +29,14 @@ from message_store.reading.consume_queue import (
     is_filled,
     resolve_tags_codes,
 )
+from message_store.reading.shown_delays import shown_delays
 
 SAMPLES_A_QUEUE = 200
-PLAUSIBLE_DUE_MS = 10**12
-"""A tags code above this (September 2001) can be a due time; tag hashes and 0 lie far below."""
 WHAT_TO_DO_WITH_MIXED_DELAYS = (
     "a level has one delay in a table: run the source's broker with the longest of them (with a"
     " shorter one it would deliver the others at once) and without producers, until those of all"
     " but one delay are delivered; then stop it and begin again"
 )
-WHOLE_DELAY_MS = 1_000
-"""A level table knows nothing shorter than a second."""
-
 _SUPPORT = 2
 """One message alone may be damaged; that two of them agree on a wrong whole second is no chance."""
 
@@ -93,25 +89,6 @@ def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> 
     due_ms, is_unknown = resolve_tags_codes(sample, ext_directory)
     stored_ms = read_store_times(log, sample.commit_log_offset, sample.size_bytes)
     return shown_delays(due_ms[~is_unknown], stored_ms[~is_unknown])
-
-
-def shown_delays(due_ms: Int64Array, stored_ms: Int64Array) -> Int64Array:
-    """The delays in ms of messages, from their due and store times; shorter than those, because not
-    every message tells one.
-
-    A level is whole seconds: anything else is the store time of a torn record. A message that was
-    due at once waits in level 1, and tells nothing of that level's delay.
-
-    >>> stored = np.array([10**12 + 7] * 4)
-    >>> shown_delays(stored + [5_000, 0, 1_234, -3_000], stored).tolist()
-    [5000]
-    >>> shown_delays(stored, np.zeros(4, np.int64)).tolist()
-    []
-    """
-    tells = (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms > 0)  # 0: torn, in the midst of its head
-    delays_ms = due_ms[tells] - stored_ms[tells]
-    is_delay = (delays_ms >= WHOLE_DELAY_MS) & (delays_ms % WHOLE_DELAY_MS == 0)
-    return np.asarray(delays_ms[is_delay])
 
 
 def _supported(delays_ms: Int64Array) -> tuple[int, ...]:

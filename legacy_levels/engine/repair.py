@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
 from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.base.errors import OptionsError
@@ -22,6 +21,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.dispatch import SECTOR_BYTES
 from message_store.reading.commit_log import NO_TIME, read_store_times
 from message_store.reading.consume_queue import Int64Array, QueueEntries, UnitArray
+from message_store.reading.shown_delays import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore

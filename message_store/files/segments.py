@@ -31,6 +31,16 @@ _PAGE_BYTES = 4096
 _PAGES = memoryview(bytes(16 * _PAGE_BYTES))
 
 
+def next_places(offset: int, file_bytes: int) -> tuple[int, int]:
+    """Where a record may begin that was appended when a row of files ended at ``offset``: there, or
+    at the beginning of the next file, if it had no room.
+
+    >>> next_places(1_000, 4_096)
+    (1000, 4096)
+    """
+    return offset, offset - offset % file_bytes + file_bytes
+
+
 def segment_name(start_offset: int) -> str:
     """The name of the file that begins at ``start_offset``.
 

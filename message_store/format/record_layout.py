@@ -16,12 +16,13 @@ MAGIC_V2 = 0xDAA320AB - 2**32
 MAGIC_BLANK = 0xCBD43194 - 2**32
 
 SYS_COMPRESSED = 0x1
+SYS_MULTI_TAGS = 0x2
 SYS_COMPRESSION_LZ4 = 0x100
 SYS_COMPRESSION_ZSTD = 0x200
 SYS_COMPRESSION_MASK = 0x700
 """Which kind of compression; 0 and 0x300 are zlib. RocketMQ: MessageSysFlag (5.0.0)."""
 
-SYS_OF_BODY = SYS_COMPRESSED | 0x2 | SYS_COMPRESSION_MASK
+SYS_OF_BODY = SYS_COMPRESSED | SYS_MULTI_TAGS | SYS_COMPRESSION_MASK
 """Flags that say what a body is, compressed or of several tags: they stay with it."""
 
 SYS_TRANSACTION_MASK = 0xC

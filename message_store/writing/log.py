@@ -23,7 +23,7 @@ from message_store.base.errors import (
     disk_errors,
 )
 from message_store.files.live_segments import LiveSegments
-from message_store.files.segments import prefault_by_zeroing, write_small, write_whole
+from message_store.files.segments import next_places, prefault_by_zeroing, write_small, write_whole
 from message_store.files.unsynced import Unsynced
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
@@ -309,7 +309,7 @@ class LiveLog:
         """The record at ``offset``, or at the beginning of the next file where it had no room;
         None where there is none, or where the place was deleted.
         """
-        for place in (offset, offset - offset % self.file_bytes + self.file_bytes):
+        for place in next_places(offset, self.file_bytes):
             if (head := self.head(place)) is not None:
                 return self.readable_record(place, head["size_bytes"])
         return None

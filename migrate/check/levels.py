@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS
 from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
@@ -25,6 +24,7 @@ from message_store.format.timer_record_rules import queue_problem
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
 from message_store.reading.consume_queue import is_filled
+from message_store.reading.shown_delays import PLAUSIBLE_DUE_MS
 from migrate.check.record_walk import (
     RecordWalk,
     Tally,

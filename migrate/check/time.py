@@ -8,10 +8,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS
 from message_store.base.printable import counted, iso_time, span, when
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
+from message_store.reading.shown_delays import PLAUSIBLE_DUE_MS
 from migrate.check.snapshot import StoreSnapshot
 from timer_wheel.format.wheel_math import floor_ms
 

@@ -24,7 +24,7 @@ from consumer_groups.received import dead_letter_topic, retry_topic
 from message_store.base.clock import ManualClock
 from message_store.base.companions import Companions
 from message_store.files.log_row import open_log
-from message_store.files.segments import SegmentReader
+from message_store.files.segments import SegmentReader, next_places
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
@@ -96,9 +96,8 @@ class _LookedAtStore:
 
 
 def _record_from(log: SegmentReader, offset: int) -> StoredMessage | None:
-    """The record at a place of the log, or at the beginning of the next file."""
-    places = offset, offset - offset % log.file_bytes + log.file_bytes
-    found = (record_at(log, place) for place in places)
+    """As ``LiveLog.record_from``, of a log that is only read."""
+    found = (record_at(log, place) for place in next_places(offset, log.file_bytes))
     return next((record for record in found if record is not None), None)
 
 

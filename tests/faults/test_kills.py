@@ -8,6 +8,7 @@ left; all of them are killed. What came of it is read from the files without the
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,22 @@ ROUNDS = [
 def test_nothing_is_lost_early_or_repeated_by_a_kill(
     tmp_path: Path, engine: str, stores: int, generations: int, seed: int
 ) -> None:
+    for task, wrong in killed_stores(tmp_path, engine, stores, generations, seed):
+        assert wrong == [], task
+        assert read_journal(task.journal).delivered, task
+
+
+def killed_stores(
+    place: Path, engine: str, stores: int, generations: int, seed: int, *, faithful: bool = False
+) -> Iterator[tuple[Task, list[str]]]:
+    """Stores whose processes were killed, and what was wrong with each in the end."""
     seeds = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
-            folder = tmp_path / str(number)
+            folder = place / str(number)
             folder.mkdir()
-            task = Task(engine, str(folder), seeds.getrandbits(32))
-            wrong = kill_generations(home, task, generations) + settle(task)
-            assert wrong == [], task
-            assert read_journal(task.journal).delivered, task
+            task = Task(engine, str(folder), seeds.getrandbits(32), faithful=faithful)
+            yield task, kill_generations(home, task, generations) + settle(task)
 
 
 @pytest.mark.check
@@ -98,15 +106,9 @@ def test_a_reference_loses_nothing_to_a_kill_and_hurries_nothing(
     """As a broker, it may repeat what it has delivered, also what was cancelled since, and put a
     part of what was handed over together.
     """
-    seeds = random.Random(seed)
-    with nursery(engine) as home:
-        for number in range(stores):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            task = Task(engine, str(folder), seeds.getrandbits(32), faithful=True)
-            wrong = kill_generations(home, task, generations) + settle(task)
-            open_to_it = ("repeated: ", "cancelled, and delivered: ", "torn: ")
-            assert [each for each in wrong if not each.startswith(open_to_it)] == [], task
+    open_to_it = ("repeated: ", "cancelled, and delivered: ", "torn: ")
+    for task, wrong in killed_stores(tmp_path, engine, stores, generations, seed, faithful=True):
+        assert [each for each in wrong if not each.startswith(open_to_it)] == [], task
 
 
 def assert_few(engine: str, at_the_kill: History, repeated: list[Found]) -> None:

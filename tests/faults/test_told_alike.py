@@ -220,28 +220,17 @@ def test_whoever_looks_tells_what_damage_does_to_cancels(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("engine", "seed"),
+    ("engine", "seed", "cancels"),
     [
-        pytest.param(*each, marks=pytest.mark.xfail(reason=why, strict=True))
-        for each, why in NOT_TOLD_YET_OF_CANCELS.items()
-    ],
-)
-def test_whoever_mends_what_nobody_tells_of_cancels_hears_of_it(
-    engine: str, seed: int, tmp_path: Path
-) -> None:
-    is_told(engine, seed, tmp_path, cancels=3)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("engine", "seed"),
-    [
-        pytest.param(*each, marks=pytest.mark.xfail(reason=why, strict=each[0] != "hierarchy"))
-        for each, why in NOT_TOLD_YET.items()
+        pytest.param(
+            *each, cancels, marks=pytest.mark.xfail(reason=why, strict=each[0] != "hierarchy")
+        )
+        for known, cancels in ((NOT_TOLD_YET, 0), (NOT_TOLD_YET_OF_CANCELS, 3))
+        for each, why in known.items()
     ],
 )
 def test_whoever_mends_what_nobody_tells_hears_of_it(
-    engine: str, seed: int, tmp_path: Path
+    engine: str, seed: int, cancels: int, tmp_path: Path
 ) -> None:
     """Of the files of RocksDB no two are equal: what damages one seldom damages the next."""
-    is_told(engine, seed, tmp_path)
+    is_told(engine, seed, tmp_path, cancels=cancels)

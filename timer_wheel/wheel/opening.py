@@ -20,12 +20,12 @@ import numpy as np
 
 from message_store.base.errors import PrecisionError, SourceError, UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
+from message_store.engine.other_levels import refuse_another_level_table
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import SegmentReader, list_segments, require_appendable
 from message_store.format.properties import TIMER_TOPIC
 from message_store.intake.rescheduling import unfinished
 from message_store.writing.dispatch import mend_astray
-from message_store.writing.other_levels import refuse_another_level_table
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS

@@ -7,14 +7,13 @@ from message_store.base.errors import OptionsError
 from message_store.columns.byte_column import Int64s
 from message_store.format.delay_levels import format_delay
 from message_store.format.properties import LEVEL_TOPIC
-from message_store.reading.commit_log import NO_TIME
+from message_store.reading.shown_delays import shown_delays
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.queue import LiveQueue
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 
 _NEWEST = 64
-_WHOLE_DELAY_MS = 1_000
 
 
 def refuse_another_level_table(live: LiveStore, extent: Extent) -> None:
@@ -48,8 +47,6 @@ def _shown_delays_ms(live: LiveStore, queue: LiveQueue) -> Int64s:
     """The delays that the newest messages of a level show."""
     units = queue.units(max(queue.min_offset, queue.max_offset - _NEWEST), queue.max_offset)
     offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
-    stored_ms = live.log.store_times_ms(offsets, sizes)
-    shown_ms = units["tags_code"].astype(np.int64) - stored_ms
-    is_delay = (stored_ms != NO_TIME) & (shown_ms > 0) & (shown_ms % _WHOLE_DELAY_MS == 0)
-    delays: Int64s = shown_ms[is_delay]
-    return delays
+    return shown_delays(
+        units["tags_code"].astype(np.int64), live.log.store_times_ms(offsets, sizes)
+    )
