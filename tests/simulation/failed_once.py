@@ -29,6 +29,7 @@ FAILED_ONCE: Final = {
     "another-message-of-the-name-lies-where-one-was-lost": 7_007_809,
     "nobody-advanced-a-wheel-for-longer-than-a-broker-reads-back": 7_000_962,
     "what-is-new-is-placed-where-an-old-hand-stands": 8_100_406,
+    "a-listing-tells-of-what-a-broker-would-lose-beside-the-pending": 9_001_139,
 }
 """What was wrong, and the seed that met it."""
 
