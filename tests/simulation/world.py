@@ -561,7 +561,9 @@ class World:
 
 def _counted_as_lost(problem: str) -> int:
     """How many messages a listing leaves out, and says so, because a broker would lose them."""
-    found = re.fullmatch(r"timerwheel: ([\d,]+) messages? (is|are) in slots further back .*", problem)
+    found = re.fullmatch(
+        r"timerwheel: ([\d,]+) messages? (is|are) in slots further back .*", problem
+    )
     return int(found[1].replace(",", "")) if found else 0
 
 
