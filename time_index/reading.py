@@ -15,7 +15,7 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIME_INDEX_TOPIC
-from message_store.kernels.log import PARTS, walk_window
+from message_store.kernels.log import WALKED, walk_window
 from message_store.life.trace import record_at
 from message_store.reading.commit_log import NO_TIME, LogWalk, read_store_times
 from message_store.reading.consume_queue import QueueEntries, UnitArray, is_filled, read_queue
@@ -45,7 +45,7 @@ def pending_in_time_index(root: StoreRoot) -> Units:
         return Units.none()
     queue = read_queue(root.consume_queue(TIME_INDEX_TOPIC, 0))
     messages, named = [np.empty((FOUND_ROWS, 0), np.int64)], [np.empty((NAME_ROWS, 0), np.int64)]
-    walked = np.zeros(4 + PARTS, np.int64)
+    walked = np.zeros(WALKED, np.int64)
 
     def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
         walk_window(address, length, base, room, walked)

@@ -277,14 +277,19 @@ def find_record_head(buffer: int, length: int, base: int) -> int:
     return -1
 
 
+WALKED = 5 + PARTS
+"""Places of ``walk_window``'s result."""
+
+
 @kernel("void(int64, int64, int64, int64, int64[::1])")
 def walk_window(buffer: int, length: int, base: int, file_room: int, found: Any) -> None:
     """Walk whole records from the start of a buffer.
 
-    ``found`` gets: how many, where the walk stopped, why, and the newest store time (0 for none).
+    ``found``, of ``WALKED``, gets: how many, where the walk stopped, why, and the newest and oldest
+    store time (0 for none); it has room for the parts of a record besides.
     """
-    parts = found.ctypes.data + 8 * 4
-    position, count, newest = 0, 0, 0
+    parts = found.ctypes.data + 8 * (WALKED - PARTS)
+    position, count, newest, oldest = 0, 0, 0, 0
     while True:
         head = entry_head_bytes(buffer + position, length - position, base + position)
         at = position + head
@@ -292,7 +297,9 @@ def walk_window(buffer: int, length: int, base: int, file_room: int, found: Any)
         if why != RECORD:
             break
         position = at
-        newest = max(newest, store_time_at(buffer + position))
+        stored_ms = store_time_at(buffer + position)
+        newest = max(newest, stored_ms)
+        oldest = min(oldest, stored_ms) if count else stored_ms
         position += load_i32(buffer + position + AT_SIZE)
         count += 1
-    found[0], found[1], found[2], found[3] = count, position, why, newest
+    found[0], found[1], found[2], found[3], found[4] = count, position, why, newest, oldest

@@ -21,7 +21,7 @@ from message_store.kernels.dispatch import read_store_times as times_of_heads
 from message_store.kernels.log import (
     FILE_ENDS,
     NO_RECORD,
-    PARTS,
+    WALKED,
     find_record_head,
     walk_window,
 )
@@ -48,14 +48,15 @@ _HEAD_BYTES = SMALLEST_RECORD_BYTES
 class LogBounds:
     """Where the log begins, where its last whole record ends, and when that was stored.
 
-    ``newest_store_ms`` is NO_TIME when nothing was found in what was looked at. ``damaged_places``
-    are log offsets at which no record began, where one should.
+    ``oldest_store_ms`` and ``newest_store_ms`` are of what was looked at, NO_TIME when nothing was
+    found there. ``damaged_places`` are log offsets at which no record began, where one should.
     """
 
     log_min: int
     log_end: int
     newest_store_ms: int
     bytes_scanned: int
+    oldest_store_ms: int = NO_TIME
     damaged_places: tuple[int, ...] = ()
 
 
@@ -186,19 +187,20 @@ def find_log_end(
     """
     walk = LogWalk(reader, known_end=max(from_offset or 0, known_end))
     start = start_of_last_used_file(reader) if from_offset is None else from_offset
-    found = np.zeros(4 + PARTS, np.int64)
-    newest_ms = NO_TIME
+    found = np.zeros(WALKED, np.int64)
+    newest_ms, oldest_ms = NO_TIME, LONG_MAX
 
     def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
-        nonlocal newest_ms
+        nonlocal newest_ms, oldest_ms
         walk_window(address, length, base, room, found)
         if found[0]:
-            newest_ms = max(newest_ms, int(found[3]))
+            newest_ms, oldest_ms = max(newest_ms, int(found[3])), min(oldest_ms, int(found[4]))
         return int(found[1]), int(found[2])
 
     end = walk.run(start, visit)
     places = tuple(walk.damaged_places)
-    return LogBounds(reader.min_offset, end, newest_ms, walk.bytes_scanned, places)
+    oldest_ms = NO_TIME if newest_ms == NO_TIME else oldest_ms
+    return LogBounds(reader.min_offset, end, newest_ms, walk.bytes_scanned, oldest_ms, places)
 
 
 def first_store_times(reader: SegmentReader) -> list[tuple[int, int]]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-import numpy as np
 
 from message_store.base.clock import SystemClock
 from message_store.base.errors import PlanError
@@ -22,8 +21,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.properties import TIMER_TOPIC
-from message_store.kernels.batch import place_records
-from message_store.reading.commit_log import read_store_times
+from message_store.reading.commit_log import NO_TIME, find_log_end
 from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
 from message_store.writing.losses import LOG_FILE_NAME, StoreEnds
 from message_store.writing.store import LiveStore
@@ -79,6 +77,8 @@ def moved_since(root: StoreRoot, change: Change) -> str | None:
         return f"the timer queue ends at {ends.timer_queue_end:,}"
     if ends.wheel != change.before.wheel:
         return "the wheel has taken in messages"
+    if ends.log_end > change.before.log_end and _has_others(root, change):
+        return "the log holds records that the change did not append"
     for name in (OFFSETS, OFFSETS_BACKUP):
         content = read_small_file(root.path / name)
         is_after = content == change.offsets_after.encode()
@@ -87,25 +87,13 @@ def moved_since(root: StoreRoot, change: Change) -> str | None:
     return None
 
 
-def is_ours(store: LiveStore, root: StoreRoot, change: Change) -> bool:
-    """Whether the log has nothing but the change's own records behind the offset where it began.
-
-    Those lie one behind the other, are all in the timer queue, and have one store time, at which no
-    broker ran.
+def _has_others(root: StoreRoot, change: Change) -> bool:
+    """Whether a record behind the offset where a change began is not its own: those have one store
+    time, at which no broker ran.
     """
-    queue = store.queue(TIMER_TOPIC, 0)
-    units = queue.units(change.before.timer_queue_end, queue.max_offset)
-    sizes = units["size_bytes"].astype(np.int64)
-    offsets = units["commit_log_offset"].astype(np.int64)
-    planned = np.empty(len(units), np.int64)
-    start = change.before.log_end
-    end = place_records(sizes, start, store.log.file_bytes, planned) if len(units) else start
-    # Power may go when the blank behind a record is there, and the next file's record is not.
-    is_end = store.log.end in (end, -(-end // store.log.file_bytes) * store.log.file_bytes)
-    if not is_end or not np.array_equal(planned, offsets):
-        return False
     with open_log(root) as log:
-        return bool((read_store_times(log, offsets, sizes) == change.now_ms).all())
+        found = find_log_end(log, from_offset=change.before.log_end)
+    return not {found.oldest_store_ms, found.newest_store_ms} <= {NO_TIME, change.now_ms}
 
 
 def finish(root: StoreRoot, change: Change) -> Change:
@@ -273,9 +261,4 @@ def _undo(root: StoreRoot, change: Change, lock: StoreLock) -> None:
         undo_offsets(root, change)
         return
     with opened_store(root, lock, change) as store:
-        if not is_ours(store, root, change):
-            raise PlanError(
-                f"{root.path}: its log holds records that the change did not append, so it cannot"
-                f" be undone; {change.directory} has the files as they were"
-            )
         undo(store, root, change)

@@ -49,7 +49,6 @@ from migrate.changes.undo import (
     clear_own_abort,
     drop,
     finish,
-    is_ours,
     opened_store,
     refuse_moved,
     undo,
@@ -211,13 +210,6 @@ class _InPlace:
         """Finish a change whose records are all in the log; else undo it, and return None."""
         self.progress("continue", 0, 1)
         with opened_store(self.root, lock, change) as store:
-            if not is_ours(store, self.root, change):
-                raise PlanError(
-                    f"{self.root.path}: its log holds records that the unfinished run did not"
-                    " append. The change can neither be finished nor undone;"
-                    f" {change.directory} has the files as they were, and can be removed to give"
-                    " the change up"
-                )
             if store.log.end != change.after.log_end:
                 undo(store, self.root, change)
                 return None

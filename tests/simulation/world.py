@@ -435,7 +435,7 @@ class World:
         if all(len(life.may) == 1 for life in own):
             found = inspect_store(self.root, now_ms=self.clock.now_ms())
             told = sum(map(_counted_as_lost, found.problems))
-            if found.pending + told != len(own):
+            if found.pending is None or found.pending + told != len(own):
                 self.require([f"inspect counts {found.pending} pending messages, not {len(own)}"])
 
     def look_as_a_broker(self, *, is_power_cut: bool = False, was_open: bool = True) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from message_store.base.errors import FormatError
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.format.message_codec import decode_message_at
-from message_store.kernels.log import FILE_ENDS, NEEDS_MORE, NO_RECORD, PARTS, walk_window
+from message_store.kernels.log import FILE_ENDS, NEEDS_MORE, NO_RECORD, WALKED, walk_window
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.commit_log import (
     NO_TIME,
@@ -151,7 +151,7 @@ def test_a_log_that_lost_its_oldest_files_begins_at_its_first_name(tmp_path: Pat
 
 def walk(reader: SegmentReader, known_end: int) -> tuple[int, int, list[int]]:
     steps = LogWalk(reader, known_end=known_end)
-    found = np.zeros(4 + PARTS, np.int64)
+    found = np.zeros(WALKED, np.int64)
     seen = 0
 
     def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
@@ -228,7 +228,7 @@ def places_and_stop(data: bytes) -> tuple[list[int], str]:
 
 
 def kernel_walk(data: bytes) -> tuple[int, int, int]:
-    found = np.zeros(4 + PARTS, np.int64)
+    found = np.zeros(WALKED, np.int64)
     buffer = np.frombuffer(data, np.uint8).copy()
     walk_window(address_of(buffer), len(data), 0, len(data), found)
     return int(found[0]), int(found[1]), int(found[2])
@@ -268,7 +268,7 @@ def test_every_cut_is_noticed() -> None:
 
 def test_a_record_that_the_buffer_cuts_off_asks_for_more() -> None:
     data = np.frombuffer(odd_records(), np.uint8).copy()
-    found = np.zeros(4 + PARTS, np.int64)
+    found = np.zeros(WALKED, np.int64)
     for length in range(1, 100):
         walk_window(address_of(data), length, 0, len(data), found)
         assert found[:3].tolist() == [0, 0, NEEDS_MORE]
