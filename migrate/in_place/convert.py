@@ -160,9 +160,11 @@ class _InPlace:
                 return report
             lock = self.root.take_lock()
         try:
-            if not self.root.was_stopped_cleanly and self.options.after_crash:
-                lock = self._recover(lock)
             planned = self._plan()
+            is_after_crash = not self.root.was_stopped_cleanly and self.options.after_crash
+            if is_after_crash and not planned.is_empty:  # what is refused was not recovered
+                lock = self._recover(lock)
+                planned = self._plan()
             if planned.is_empty:
                 return planned.report(NOTHING, self._seconds(0.0))
             return self._convert(planned, lock)

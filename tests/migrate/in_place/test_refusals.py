@@ -346,3 +346,14 @@ def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path, tmp_path:
     change.write(DONE)
     with LevelStore.open(store, clock=ManualClock(NOW_MS)) as opened:
         assert len(list(opened.pending())) == 2
+
+
+def test_what_is_refused_after_a_crash_was_not_recovered(tmp_path: Path) -> None:
+    """ "Nothing was written" holds for the queues too, which a recovery would write."""
+    store = tmp_path / "store"
+    items = [LevelMessage(level=5), LevelMessage(level=5, body=b""), LevelMessage(level=3)]
+    build_level_store(store, items, indexed_items=2, abort=True)
+    before = tree(store)
+    with pytest.raises(BadRecordsError, match="nothing was written"):
+        do(store, NOW_MS, after_crash=True)
+    assert tree(store) == before
