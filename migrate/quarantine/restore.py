@@ -26,7 +26,6 @@ from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
-from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
@@ -177,10 +176,7 @@ def open_for_insert(
     max_message_bytes = min(max_message_bytes, most_bytes or max_message_bytes)
     store: Any
     if engine == "levels":
-        dialect = Dialect.ROCKETMQ_5_5 if is_present(root.timer_wheel) else Dialect.ROCKETMQ_4_9
-        store = LevelStore.open(
-            root.path, clock=clock, levels=table, dialect=dialect, settings=settings
-        )
+        store = LevelStore.open(root.path, clock=clock, levels=table, settings=settings)
     elif engine == "hierarchy":
         store = HierarchicalWheelStore.open(
             root.path, clock=clock, levels=levels, settings=settings

@@ -166,6 +166,15 @@ def test_records_go_back_into_levels(target: Path, levels: Path) -> None:
     assert {each.unique_key for each in delivered(levels, LevelStore)} == {"K0", "K2", "K5"}
 
 
+def test_a_level_store_of_a_newer_broker_stays_one(target: Path, tmp_path: Path) -> None:
+    """Its offset table has a version, which a slave compares."""
+    store = tmp_path / "newer"
+    build_level_store(store, [message(0, unique_key="K0")], dialect="5.3", offsets={18: 0})
+    assert back(target, store).state == DONE
+    assert "dataVersion" in json.loads((store / "config/topics.json").read_bytes())
+    assert b"dataVersion" in (store / "config/delayOffset.json").read_bytes()
+
+
 def test_what_a_record_does_not_say_can_be_said(target: Path) -> None:
     report = back(target, target, only=(FILES[2],), repair=Repair(queue_id=3, topic="Elsewhere"))
     [row] = report.put_back
