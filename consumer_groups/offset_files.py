@@ -30,11 +30,13 @@ from consumer_groups.progress import Acked
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
+    ConsumerOffsets,
     GroupConfig,
     groups_value,
     read_config,
     read_consumer_offsets,
     replace_config,
+    with_consumer_offsets,
 )
 from message_store.files.line_journal import LineJournal, encode_line
 from message_store.files.store_root import StoreRoot
@@ -220,15 +222,10 @@ class OffsetFiles:
         """
         self._add_groups(groups)
         text = read_config(self.root.path, CONSUMER_OFFSETS)
-        table = text.value.get("offsetTable")
-        entries: JsonObject = dict(table) if isinstance(table, dict) else {}
-        for key, offset in sorted(offsets.items()):
-            name = f"{key.topic}@{key.group}"
-            entry = entries.get(name)
-            queues: JsonObject = dict(entry) if isinstance(entry, dict) else {}
-            queues.pop(str(key.queue_id), None)
-            entries[name] = {**queues, key.queue_id: offset}
-        value: JsonObject = {**text.value, "offsetTable": entries}
+        changed: ConsumerOffsets = {}
+        for key, offset in offsets.items():
+            changed.setdefault((key.topic, key.group), {})[key.queue_id] = offset
+        value = with_consumer_offsets(text.value, changed)
         if value != text.value or text.problems:
             replace_config(self.root.path, CONSUMER_OFFSETS, value, self._dialect, text)
         self._may_have |= {key: {offset} for key, offset in offsets.items()}

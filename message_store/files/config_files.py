@@ -255,6 +255,18 @@ def encode_consumer_offsets(
     return write({"offsetTable": table}, dialect)
 
 
+def with_consumer_offsets(value: JsonObject, offsets: ConsumerOffsets) -> JsonObject:
+    """The value of a consumerOffset.json with these offsets in it; entries of others stay."""
+    known = _table(value, "offsetTable")
+    entries: JsonObject = dict(known.items())
+    for (topic, group), changed in sorted(offsets.items()):
+        name = f"{topic}{_SEPARATOR}{group}"
+        queues = {q: at for q, at in known.get(name, {}).items() if _number(q, -1) not in changed}
+        queues.update(changed.items())
+        entries[name] = queues
+    return {**value, "offsetTable": entries}
+
+
 def _table_value(
     name: str, entries: Mapping[str, JsonObject], dialect: ConfigDialect
 ) -> JsonObject:

@@ -73,6 +73,19 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
             "they were taken away, as a broker does",
             "nothing after a loss of power; else find out what was removed from the log",
         )
+    yield from _offset_findings(store)
+
+
+def _offset_findings(store: LiveStore) -> Iterator[Finding]:
+    """The consumer offsets that were lowered."""
+    for one in store.recovery.lowered:
+        yield found_warning(
+            f"config/consumerOffset.json {one.topic}/{one.queue_id}",
+            f"group {one.group} had read up to {one.offset:,}, and the queue ended at {one.end:,}"
+            " when the store was opened",
+            f"the group continues at {one.end:,}: what comes there is new",
+            "find out what was removed from the log, or how old the log of this store is",
+        )
 
 
 def floor_findings(store: LiveStore) -> Iterator[Finding]:

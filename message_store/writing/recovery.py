@@ -16,8 +16,10 @@ import numpy as np
 from message_store.base.errors import FormatError, SourceError
 from message_store.base.printable import shell_word
 from message_store.files.segments import segment_name
+from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC, LMQ_PREFIX
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -35,6 +37,7 @@ from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import PUBLISHED_LAST_BYTES, LiveLog
 from message_store.writing.queue import LiveQueue
 from message_store.writing.queue_set import QueueSet
+from message_store.writing.topics import LoweredOffset, lower_group_offsets
 
 SAVED_NAME = "commitlog-behind"
 """In front of the offset where the log ended: what was cut off behind it."""
@@ -51,6 +54,7 @@ class Recovery:
     ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` led to
     records behind the log's end; ``zeroed_bytes`` behind it were not zero. Whole records among them
     are in the file ``saved``. The files of the log that begin at ``lost_files`` held nothing.
+    Consumer offsets were ``lowered`` to the end of a queue that has lost its own.
     """
 
     start: int
@@ -61,6 +65,7 @@ class Recovery:
     zeroed_bytes: int = 0
     saved: Path | None = None
     lost_files: tuple[int, ...] = ()
+    lowered: tuple[LoweredOffset, ...] = ()
 
 
 @attrs.frozen
@@ -147,19 +152,19 @@ def recover(
     queues: QueueSet,
     levels: DelayLevels,
     extent: Extent,
-    *,
     lost: Collection[tuple[str, int]],
-    keep_in: Path,
+    root: StoreRoot,
+    dialect: Dialect,
 ) -> Recovery:
     """Give the log its end and every queue the entries that it lacks.
 
     Queues in ``lost``, by topic and queue id, are compared with the whole log. Whole records behind
-    the log's end are copied into the directory ``keep_in``. ``levels`` gives the due times of level
-    entries. Raises TargetError.
+    the log's end are copied into a file of the store's own. ``levels`` gives the due times of level
+    entries. Consumer offsets behind the end of a queue are lowered to it. Raises TargetError.
     RocketMQ: DefaultMessageStore#recover and CommitLog#recoverAbnormally (4.9.7).
     """
     end = extent.end
-    saved = _save_records_behind(log, queues, end, keep_in)
+    saved = _save_records_behind(log, queues, end, root.own)
     zeroed_bytes = log.segments.zero_from(end)
     log.end_at(end, extent.last_start if extent.last_start >= 0 else _last_known(queues, end))
     for start in extent.lost_files:
@@ -189,6 +194,7 @@ def recover(
         zeroed_bytes=zeroed_bytes,
         saved=saved,
         lost_files=extent.lost_files,
+        lowered=lower_group_offsets(root, queues, dialect),
     )
 
 

@@ -150,7 +150,7 @@ class LiveStore:
         ends = StoreEnds.read(self.root)
         lacked = {} if ends is None else ends.lacking(self.queues)
         recovery = recover(
-            self.log, self.queues, self.levels, extent, lost=lacked, keep_in=self.root.own
+            self.log, self.queues, self.levels, extent, lacked, self.root, self.dialect
         )
         losses = StoreLosses.after_recovery(ends, lacked, self.queues)
         self._sync_log_and_queues()

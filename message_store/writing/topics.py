@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics of a store that is open for writing: what a consumer sees of them, and topics.json."""
+"""Topics of a store that is open for writing: what a consumer sees of them, and topics.json.
+
+Consumer offsets are corrected here where a queue has lost its end.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -8,11 +11,15 @@ import attrs
 import numpy as np
 
 from message_store.files.config_files import (
+    CONSUMER_OFFSETS,
     TOPICS,
+    ConsumerOffsets,
     TopicConfig,
     read_config,
+    read_consumer_offsets,
     replace_config,
     topics_value,
+    with_consumer_offsets,
 )
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject
@@ -81,6 +88,44 @@ class LiveTopic:
     def _message(self, unit: np.void, queue_offset: int) -> StoredMessage:
         offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
         return queued_message(self._log, offset, size_bytes, queue_offset)
+
+
+@attrs.frozen
+class LoweredOffset:
+    """A group's offset in a queue, and the end of that queue, which it was set to."""
+
+    topic: str
+    group: str
+    queue_id: int
+    offset: int
+    end: int
+
+
+def lower_group_offsets(
+    root: StoreRoot, queues: QueueSet, dialect: Dialect
+) -> tuple[LoweredOffset, ...]:
+    """Set each offset of consumerOffset.json that is behind the end of its queue to that end.
+
+    The queue has lost its end with the log, and what comes there is new: the group would pass over
+    it. A damaged file stays as it is, and so do offsets in queues that are not there. Raises
+    SourceError and TargetError.
+    """
+    text = read_config(root.path, CONSUMER_OFFSETS)
+    if text.problems:
+        return ()
+    lowered = [
+        LoweredOffset(topic, group, queue_id, offset, end)
+        for (topic, group), offsets in sorted(read_consumer_offsets(root.path).items())
+        for queue_id, offset in sorted(offsets.items())
+        if (queue := queues.find(topic, queue_id)) and offset > (end := queue.max_offset)
+    ]
+    changed: ConsumerOffsets = {}
+    for one in lowered:
+        changed.setdefault((one.topic, one.group), {})[one.queue_id] = one.end
+    if changed:
+        value = with_consumer_offsets(text.value, changed)
+        replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
+    return tuple(lowered)
 
 
 def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -> bool:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consumer_groups import ConsumerGroup
 from consumer_groups.groups import groups_of
+from message_store import Finding
 from message_store.base.errors import TargetError
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
@@ -401,3 +403,51 @@ def test_many_acknowledgements_flush_by_themselves(
     for message in group.receive("orders"):
         group.ack(message)
     assert read_consumer_offsets(bench.folder)["orders", "billing"] == {0: 3}
+
+
+# --- behind the end of a queue --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("knows", ["both files", "the broker's alone"])
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_group_behind_the_end_of_a_queue_misses_nothing_that_comes(
+    tmp_path: Path, engine: str, knows: str
+) -> None:
+    """The queue lost its end with the log, and new messages came before anybody asked for the
+    group: its offset is in the middle of them.
+    """
+    bench = GroupBench(engine, tmp_path / "store")
+    bench.deliver("a", "b", "c")
+    group = bench.group()
+    group.ack(*group.receive("orders"))
+    bench.store.close()
+    for end in ("log-end", "queue-ends.json"):
+        (bench.folder / "delaywheel" / end).unlink(missing_ok=True)
+    if knows == "the broker's alone":
+        journal(bench).unlink()
+    [queue] = (bench.folder / "consumequeue/orders/0").iterdir()
+    lose_the_last_record(bench.folder, queue)
+    bench.store = bench.opened()
+    [told] = found_of_offsets(bench.store)
+    assert "read up to 3, and the queue ended at 2" in told.problem
+    bench.deliver("d", "e")
+    bench.reopen()
+    assert not found_of_offsets(bench.store)
+    # Where the engine knows the message, whose copy was lost, it delivers it once more.
+    assert bench.bodies(bench.group()) in (["d", "e"], ["c", "d", "e"])
+    bench.store.close()
+
+
+def found_of_offsets(store: Any) -> list[Finding]:
+    return [each for each in store.found_at_opening() if "consumerOffset" in each.where]
+
+
+def lose_the_last_record(folder: Path, queue: Path) -> None:
+    """Take the last message of a queue's file out of the log, with all behind it."""
+    content = queue.read_bytes()
+    offset = int.from_bytes(content[40:48], "big")
+    log = folder / "commitlog" / f"{0:020}"
+    with log.open("r+b") as file:
+        size = log.stat().st_size
+        file.truncate(offset)
+        file.truncate(size)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from message_store.columns.byte_column import Int64s
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import UNKNOWN, OwnCheckpoint
@@ -414,8 +414,11 @@ class LiveTimers:
         self.done = np.union1d(self.done, commit_log_offsets)
 
     def all_on_wheel_waits(self) -> None:
-        """Forget what was done on the wheel: all that is there is pending."""
-        self.done = _NOTHING
+        """Forget what was done on the wheel: all that is there is pending. The queue may hold
+        other messages that are done, and those are remembered.
+        """
+        units = self.queue.units(max(self.placed_end, self.queue.min_offset), self.queue.max_offset)
+        self.done = self.done[np.isin(self.done, int64s(units["commit_log_offset"]))]
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time are done."""
