@@ -2,6 +2,7 @@
 """A consumer group: it receives messages, and each stays its own until it is acknowledged."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Literal
@@ -24,7 +25,7 @@ from consumer_groups.received import (
 )
 from consumer_groups.receiving import QueueReceiver, Wanted, tag_filter
 from consumer_groups.stores import GroupStore
-from message_store.base.errors import BadFieldError, UnsupportedDelayError
+from message_store.base.errors import BadFieldError, TooLongError, UnsupportedDelayError
 from message_store.base.kinds import CALLABLE, require_kind, takes
 from message_store.format.message_rules import check_topic
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
@@ -38,6 +39,9 @@ Position = Literal["first", "last"] | AtMs | Mapping[int, int]
 """A place in a topic: its ends, the first message stored at a time or later, or the queue offset of
 each queue.
 """
+
+
+_LOG = logging.getLogger(__name__)
 
 
 def require_position(name: str, position: object) -> None:
@@ -243,7 +247,7 @@ class ConsumerGroup:
     @takes(message=Received, due=Due | None)
     def retry(self, message: Received, due: Due | None = None) -> None:
         """Receive this message again later: at ``due``, or after the delay of level 3, 4, 5 and so
-        on. After ``max_retries`` it becomes a dead letter.
+        on. After ``max_retries`` it becomes a dead letter, as does what is too long for a retry.
 
         The retry is stored before the message is acknowledged. In an ordered group no record is
         stored: the queue waits until ``due``, or a second. Raises StoreClosedError, TargetError,
@@ -255,7 +259,13 @@ class ConsumerGroup:
         elif message.retries >= self.max_retries:
             self.reject(message)
         else:
-            self._retry(message, due, FIRST_RETRY_LEVEL + message.retries)
+            try:
+                self._retry(message, due, FIRST_RETRY_LEVEL + message.retries)
+            except TooLongError as error:
+                _LOG.warning(
+                    "%s becomes a dead letter: no retry holds it: %s", message.unique_key, error
+                )
+                self.reject(message)
 
     def _retry(self, message: Received, due: Due | None, level: int) -> None:
         """Where the engine takes no delay as long as the group's own, the longest that it takes."""
@@ -270,12 +280,24 @@ class ConsumerGroup:
     @takes(message=Received)
     def reject(self, message: Received) -> None:
         """Make this message a dead letter, which ``dead_letters`` lists after the next
-        ``advance``. Raises as ``retry``.
+        ``advance``. One that is too long for it loses its producer's own properties, and the log
+        says so. Raises as ``retry``.
         """
-        self._give_back(message, dead_letter_topic(self.name), message.retries + 1, None)
+        topic, times = dead_letter_topic(self.name), message.retries + 1
+        try:
+            self._give_back(message, topic, times, None)
+        except TooLongError as error:
+            _LOG.warning("%s is a dead letter without properties: %s", message.unique_key, error)
+            self._give_back(message, topic, times, None, is_bare=True)
 
     def _give_back(
-        self, message: Received, topic: str, reconsume_times: int, due: Due | None
+        self,
+        message: Received,
+        topic: str,
+        reconsume_times: int,
+        due: Due | None,
+        *,
+        is_bare: bool = False,
     ) -> None:
         """Note what is to be stored, then store it. That record acknowledges the message: a kill in
         between neither loses the message nor repeats it. No loss of power takes both; it repeats
@@ -285,7 +307,7 @@ class ConsumerGroup:
         with self._store.lock:
             progress = self._table.find(key)
             if progress is not None and not progress.is_done(stored.queue_offset):
-                record = given_back(stored, topic, reconsume_times)
+                record = given_back(stored, topic, reconsume_times, is_bare=is_bare)
                 self._table.give_back(key, stored, record, is_synced=self.is_synced)
                 self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
                 self._table.gave_back(key, stored)

@@ -222,24 +222,27 @@ def origin_topic(message: Queued, default: str) -> str:
     return message.properties.get(names.RETRY_TOPIC, default)
 
 
-def given_back(message: StoredMessage, topic: str, reconsume_times: int) -> StoredMessage:
+def given_back(
+    message: StoredMessage, topic: str, reconsume_times: int, *, is_bare: bool = False
+) -> StoredMessage:
     """The record for a group's retry or dead letter topic.
 
-    Body, flags, born time and host, tag, keys and properties stay. Two properties are added where
-    they are missing: the topic, and the id of the first record.
+    Body, flags, born time and host, tag, keys and properties stay; where it ``is_bare``, only the
+    unique key of these. Two properties are added where they are missing: the topic, and the id of
+    the first record.
     """
     origin = _origin(message)
     known = {name.encode() for name in origin}
     entries = [
-        names.NAME_VALUE_SEPARATOR.join(each) + names.PROPERTY_SEPARATOR
+        each
         for each in names.split_entries(message.properties_text)
-        if each[0] not in known
+        if each[0] not in known and (not is_bare or each[0] == names.UNIQUE_KEY.encode())
     ]
     return attrs.evolve(
         message,
         topic=topic,
         queue_id=0,
-        properties_text=b"".join(entries) + names.encode_properties(origin.items()),
+        properties_text=names.join_entries(entries) + names.encode_properties(origin.items()),
         reconsume_times=reconsume_times,
     )
 

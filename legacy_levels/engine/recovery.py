@@ -88,7 +88,12 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
     Raises SourceError where no offsets can be read and no mark is there.
     """
     root = live.root.path
-    if choice is not OffsetsChoice.AUTO or live.repeats:
+    if choice is not OffsetsChoice.AUTO:
+        chosen = read_delay_offsets(root, choice)
+        return Start(chosen, chosen.offsets)
+    table = checksum(read_small_file(live.root.config_file(FILE_NAME)))
+    is_lost = is_of_a_lost_log(root, table, live.log)
+    if live.repeats and not is_lost:  # else they are ahead of the log
         chosen = read_delay_offsets(root, choice)
         return Start(chosen, chosen.offsets)
     offsets_read = _broker_offsets(root)
@@ -96,13 +101,10 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
     if mark is None:
         offsets_read = offsets_read or read_delay_offsets(root)
         return Start(offsets_read, offsets_read.offsets)
-    path = live.root.config_file(FILE_NAME)
-    table = checksum(read_small_file(path))
     is_whole = offsets_read is not None and offsets_read.main.problem is None
     if offsets_read is None:
-        nothing = OffsetsFile(path, None, "not used")
+        nothing = OffsetsFile(live.root.config_file(FILE_NAME), None, "not used")
         offsets_read = DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
-    is_lost = is_of_a_lost_log(root, table, live.log)
     is_old_text = is_lost or table in mark.tables  # our mark says more of a text of ours
     agreed = _agreed_offsets(offsets_read) if live.was_clean and not is_old_text else {}
     if mark.log_end == live.log.end:

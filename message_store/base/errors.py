@@ -88,6 +88,10 @@ class BadFieldError(FormatError, ValueError):
     """A field holds a value that the format does not allow."""
 
 
+class TooLongError(BadFieldError):
+    """What is too long to be stored now, or to be delivered later."""
+
+
 class SourceError(DelayStoreError):
     """A store that cannot be read as one: missing, of a kind we do not read, or in use."""
 

@@ -17,6 +17,12 @@ from message_store.format.record_layout import (
     SYS_STORE_HOST_IPV6,
 )
 
+IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
+"""The first bytes of an IPv4 address in the form of an IPv6 one. Java makes it an IPv4 address
+again, whatever the record's flags say, and a broker that stores the record anew writes four bytes
+where the flags promise sixteen.
+"""
+
 
 @attrs.frozen
 class Host:
@@ -43,6 +49,20 @@ class Host:
     def is_ipv6(self) -> bool:
         """Whether the address takes 16 bytes."""
         return len(self.ip) == 16
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is an IPv4 address in the form of an IPv6 one."""
+        return self.is_ipv6 and self.ip.startswith(IPV4_IN_IPV6)
+
+    @property
+    def unmapped(self) -> "Host":
+        """The same host, with an IPv4 address in its own form.
+
+        >>> str(Host.of("::ffff:10.0.0.1", 80).unmapped)
+        '10.0.0.1:80'
+        """
+        return Host(self.ip[-4:], self.port) if self.is_mapped else self
 
     def __str__(self) -> str:
         text = str(ipaddress.ip_address(self.ip))

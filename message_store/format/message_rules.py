@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, TooLongError
 from message_store.format import properties as names
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
 
@@ -203,7 +203,7 @@ class SizeLimits:
         )
 
     def check(self, body_bytes: int, properties_bytes: int, timed_record_bytes: int) -> None:
-        """Raises BadFieldError for what is too large to be stored now or delivered later.
+        """Raises TooLongError for what is too large to be stored now or delivered later.
 
         ``timed_record_bytes`` is 0 for a level, whose records have no limit of their own.
         """
@@ -220,4 +220,4 @@ class SizeLimits:
         )
         for problem, size_bytes, most in sizes:
             if size_bytes > most:
-                raise BadFieldError(problem, expected=f"at most {most} bytes", found=size_bytes)
+                raise TooLongError(problem, expected=f"at most {most} bytes", found=size_bytes)

@@ -95,10 +95,16 @@ def encode_properties(entries: Iterable[tuple[str, str]], *, closed: bool = True
     Raises BadFieldError for a name or value that holds a separator, or is empty: it would not be
     read back.
     """
+    pairs = [(name.encode(), value.encode()) for name, value in entries]
+    return join_entries(pairs, closed=closed)
+
+
+def join_entries(entries: Iterable[tuple[bytes, bytes]], *, closed: bool = True) -> bytes:
+    """The same of bytes, as ``split_entries`` gives them: what is no UTF-8 stays as it is."""
     parts = []
-    for name, value in entries:
-        pair = (name.encode(), value.encode())
+    for pair in entries:
         if not all(pair) or any(mark in part for part in pair for mark in (b"\x01", b"\x02")):
+            name, value = (part.decode("utf-8", "replace") for part in pair)
             raise BadFieldError("a property that cannot be stored", found=f"{name!r}={value!r}")
         parts.append(NAME_VALUE_SEPARATOR.join(pair))
     return PROPERTY_SEPARATOR.join(parts) + (PROPERTY_SEPARATOR if closed and parts else b"")

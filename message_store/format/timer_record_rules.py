@@ -16,17 +16,10 @@ from message_store.format.java_numbers import INT_MAX, parse_long
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_rules import DELIVERY_GROWTH_BYTES, check_topic
 from message_store.format.record_layout import (
-    IPV6_BYTES,
     PROPERTIES_MAX_BYTES,
     SYS_COMMIT,
     SYS_TRANSACTION_MASK,
 )
-
-IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
-"""The first bytes of an IPv4 address in the form of an IPv6 one. Java makes it an IPv4 address
-again, whatever the record's flags say, and a broker that stores the record anew writes four bytes
-where the flags promise sixteen.
-"""
 
 
 class TimerFault(Enum):
@@ -102,5 +95,4 @@ def queue_problem(text: str | None) -> str | None:
 
 def host_problem(host: Host) -> str | None:
     """The fault of an address; None without one."""
-    is_mapped = len(host.ip) == IPV6_BYTES and host.ip.startswith(IPV4_IN_IPV6)
-    return "an IPv4 address in the form of an IPv6 one" if is_mapped else None
+    return "an IPv4 address in the form of an IPv6 one" if host.is_mapped else None

@@ -22,6 +22,7 @@ from message_store.format.layout import Layout
 from message_store.format.message import LOCAL_HOST, Host, Message, StoredMessage
 from message_store.format.message_codec import encode_message
 from message_store.format.message_rules import (
+    DELIVERY_GROWTH_BYTES,
     MAX_MESSAGE_BYTES,
     RESERVED_PROPERTIES,
     RETRY_TOPIC_MAX_BYTES,
@@ -273,26 +274,20 @@ def require_storable(
     return maker.record(message, delay_level, out_ms, extra, 0, 0, lambda _: 0, 0, 0)[3]
 
 
+_WIDEST_SLOT_MS = 1_000
 _KEPT = {names.TAGS, names.KEYS, names.UNIQUE_KEY}
 _DROPPED = frozenset(name.encode() for name in RESERVED_PROPERTIES - _KEPT)
 
 
-def kept_properties(message: StoredMessage) -> list[tuple[str, str]]:
+def kept_entries(message: StoredMessage) -> list[tuple[bytes, bytes]]:
     """The properties of a delivered message without those that steered its delivery; a unique key
-    is made where it has none. Raises BadFieldError for text that is not UTF-8.
+    is made where it has none.
     """
-    try:
-        kept = [
-            (name.decode(), value.decode())
-            for name, value in names.split_entries(message.properties_text)
-            if name not in _DROPPED
-        ]
-    except UnicodeDecodeError as error:
-        raise BadFieldError(
-            "a property that is not UTF-8", offset=message.commit_log_offset
-        ) from error
+    kept = [
+        pair for pair in names.split_entries(message.properties_text) if pair[0] not in _DROPPED
+    ]
     if message.unique_key is None:
-        kept.append((names.UNIQUE_KEY, new_unique_key()))
+        kept.append((names.UNIQUE_KEY.encode(), new_unique_key().encode()))
     return kept
 
 
@@ -321,17 +316,16 @@ class StoredAgainMaker:
         """The pending record, its commit log offset, its tag's hash, its unique key.
 
         ``message`` says topic and queue of its delivery; ``extra`` are properties that the record
-        gets as well. Raises BadFieldError for a message that
-        cannot be delivered.
+        gets as well. Raises BadFieldError for a message that cannot be delivered, TooLongError for
+        one that is too long.
         """
         form = self._form
         check_topic(message.topic, form.retry_topic_max_bytes)
         check_numbers(message.queue_id, message.flag)
-        if problem := host_problem(message.born_host):
-            raise BadFieldError(problem, found=str(message.born_host))
-        entries = kept_properties(message)
-        key = dict(entries)[names.UNIQUE_KEY]
-        entries.append((names.REAL_TOPIC, message.topic))
+        born_host = message.born_host.unmapped
+        kept = kept_entries(message)
+        key = dict(kept)[names.UNIQUE_KEY.encode()].decode("utf-8", "replace")
+        entries = [(names.REAL_TOPIC, message.topic)]
         if delay_level is not None:
             entries.append((names.DELAY, str(delay_level)))
         entries += extra
@@ -341,23 +335,28 @@ class StoredAgainMaker:
                 raise BadFieldError("a time before 1970, which no wheel turns to", found=out_ms)
             entries.append((names.TIMER_OUT_MS, str(out_ms)))
         hosts = (
-            SYS_BORN_HOST_IPV6 * message.born_host.is_ipv6
-            | SYS_STORE_HOST_IPV6 * form.store_host.is_ipv6
+            SYS_BORN_HOST_IPV6 * born_host.is_ipv6 | SYS_STORE_HOST_IPV6 * form.store_host.is_ipv6
         )
         pending = attrs.evolve(
             message,
             topic=self._system_topic,
             magic=MAGIC_V1,
-            properties_text=names.encode_properties(entries, closed=form.closes_properties),
+            properties_text=names.join_entries(
+                [*kept, *((name.encode(), value.encode()) for name, value in entries)],
+                closed=form.closes_properties,
+            ),
             queue_id=queue_id,
             queue_offset=queue_offset,
             store_timestamp_ms=now_ms,
+            born_host=born_host,
             store_host=form.store_host,
             sys_flag=message.sys_flag & SYS_OF_BODY | hosts,
             prepared_transaction_offset=0,
         )
         size_bytes = len(encode_message(pending))
         timed_bytes = 0 if out_ms is None else size_bytes
+        if out_ms is not None and out_ms <= now_ms + _WIDEST_SLOT_MS:  # no roll is to come
+            timed_bytes -= DELIVERY_GROWTH_BYTES
         form.limits.check(len(pending.body), len(pending.properties_text), timed_bytes)
         offset = offset_for(size_bytes)
         record = encode_message(attrs.evolve(pending, commit_log_offset=offset))

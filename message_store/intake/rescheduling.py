@@ -18,7 +18,7 @@ import attrs
 from message_store.base.errors import FormatError, SourceError
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
-from message_store.intake.records import kept_properties
+from message_store.intake.records import kept_entries
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
@@ -58,7 +58,7 @@ def for_another_time(message: StoredMessage) -> StoredMessage:
         message,
         topic=message.real_topic,
         queue_id=real_queue_id(message),
-        properties_text=names.encode_properties(kept_properties(message)),
+        properties_text=names.join_entries(kept_entries(message)),
     )
 
 

@@ -29,7 +29,7 @@ from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
 from message_store.intake.asked import asked_of_no_wheel
-from message_store.intake.records import kept_properties, require_storable
+from message_store.intake.records import kept_entries, require_storable
 from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,
@@ -258,7 +258,7 @@ class MemoryStore(ClosedOnExit):
         if isinstance(message, StoredMessage):
             record = attrs.evolve(
                 message,
-                properties_text=names.encode_properties(kept_properties(message)),
+                properties_text=names.join_entries(kept_entries(message)),
                 commit_log_offset=commit_log_offset,
                 store_timestamp_ms=now_ms,
             )

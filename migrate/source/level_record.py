@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from message_store.format import properties as names
+from message_store.format.message import IPV4_IN_IPV6
 from message_store.format.record_layout import (
     BODY_RUN,
     CRC_MASK,
@@ -26,7 +27,6 @@ from message_store.format.record_layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_RUN_V1,
 )
-from message_store.format.timer_record_rules import IPV4_IN_IPV6
 from message_store.kernels.cache import inline_kernel
 from message_store.kernels.crc import crc32
 from message_store.kernels.message_rules import is_deliverable

@@ -12,9 +12,12 @@ import pytest
 
 from consumer_groups import ConsumerGroup, Received, consumer_group
 from message_store import AfterMs, AtMs, ManualClock, Message, StoredMessage
-from message_store.base.errors import BadFieldError, UnsupportedDelayError
+from message_store.base.errors import BadFieldError, TooLongError, UnsupportedDelayError
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import Host
+from message_store.format.message_codec import encode_message
 from message_store.format.properties import decode_properties
+from message_store.format.record_layout import SYS_BORN_HOST_IPV6
 from tests.consumer_groups.group_bench import START_MS, GroupBench, texts
 from timer_wheel import WheelStore
 
@@ -258,3 +261,69 @@ def test_a_retry_of_a_retry_has_each_property_once(bench: GroupBench) -> None:
     text = only(group).stored.properties_text
     names = [entry.partition(b"\1")[0] for entry in text.split(b"\2") if entry]
     assert len(names) == len(set(names)) == len(decode_properties(text))
+
+
+# --- what no retry holds --------------------------------------------------------------------------
+
+
+def test_what_is_too_long_for_a_retry_becomes_a_dead_letter(
+    bench: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names are added with each retry; the handler would fail for ever."""
+    bench.deliver("a", properties={"a": "x" * 32_500}, tags="t")
+    group = bench.group()
+    group.retry(only(group))
+    bench.wait(SLOT_MS)
+    [dead] = group.dead_letters()
+    assert (dead.body, dead.topic) == (b"a", "orders")
+    assert "a" not in dead.stored.properties
+    assert "becomes a dead letter" in caplog.text
+    assert "dead letter without properties" in caplog.text
+    assert group.receive("orders") == []
+    assert group.lag("orders").total == 0
+
+
+def test_the_longest_record_becomes_a_dead_letter(tmp_path: Path) -> None:
+    """A wheel reads records into a buffer of 4 MiB and a few bytes."""
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path / "store", clock=clock) as store:
+        body = bytes(4 * 2**20 - 250)
+        store.schedule(Message("orders", body, properties={"a": "b"}), AtMs(START_MS))
+        store.advance(START_MS)
+        with pytest.raises(TooLongError):
+            store.schedule(Message("orders", body + bytes(100)), AtMs(START_MS))
+        group = consumer_group(store, "billing")
+        group.retry(only(group))
+        clock.tick(SLOT_MS)
+        store.advance(clock.now_ms())
+        [dead] = group.dead_letters()
+        assert dead.body == body
+        assert group.lag("orders").total == 0
+
+
+def test_what_a_broker_stored_oddly_is_retried(bench: GroupBench) -> None:
+    """A property that is not UTF-8 stays as it is; an IPv4 address gets its own form."""
+    bench.deliver("first")
+    [first] = bench.group().receive("orders")
+    odd = attrs.evolve(
+        first.stored,
+        queue_offset=1,
+        born_host=Host(bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1]), 80),
+        sys_flag=SYS_BORN_HOST_IPV6,
+        properties_text=b"a\x01\xff\x02UNIQ_KEY\x01q\x02",
+    )
+    live = bench.store.live
+    assert live is not None
+    with bench.store.lock:
+        size_bytes = len(encode_message(odd))
+        place = live.log.append(
+            size_bytes, lambda at: encode_message(attrs.evolve(odd, commit_log_offset=at))
+        )
+        live.queue("orders", 0).append_one(place, size_bytes, 0)
+    group = bench.group()
+    group.ack(first)
+    group.retry(only(group))
+    bench.wait(LEVELS.delay_ms(3) + SLOT_MS)
+    again = only(group)
+    assert again.stored.properties_text.startswith(b"a\x01\xff\x02")
+    assert str(again.stored.born_host) == "10.0.0.1:80"

@@ -421,6 +421,9 @@ class Account:
         """Nothing is certain but what was so all the time since the last flush."""
         for other in self.others:
             other.may = other.since
+        for each in self.lives:
+            if each.replaced_by is not None and _may_name_again(each):
+                each.replaced_by.was_cancelled = True  # its marker may be on the disk
         self.lives = [each for each in self.lives if not _may_name_again(each)]
         for life in self.lives:
             life.may_be_back()

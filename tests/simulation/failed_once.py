@@ -30,6 +30,9 @@ FAILED_ONCE: Final = {
     "nobody-advanced-a-wheel-for-longer-than-a-broker-reads-back": 7_000_962,
     "what-is-new-is-placed-where-an-old-hand-stands": 8_100_406,
     "a-listing-tells-of-what-a-broker-would-lose-beside-the-pending": 9_001_139,
+    "offsets-of-a-repeating-store-are-ahead-of-a-log-that-lost-power": 9_008_984,
+    "a-move-that-the-power-took-may-have-left-a-marker": 9_009_991,
+    "a-listing-after-a-crash-trusts-a-checkpoint-from-before-a-clock-was-set-back": 9_011_456,
 }
 """What was wrong, and the seed that met it."""
 

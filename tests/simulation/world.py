@@ -149,7 +149,7 @@ class World:
         """Whether files are gone that the next opening makes anew: no broker could."""
         self._store: DelayStore | None = None
         self._seen: dict[int, Found] = {}
-        self._last_advance_ms = 0
+        self._placed_ms = 0
         self._always = ExitStack()
         self._always.enter_context(taking_turns())
         self._watch = ExitStack()
@@ -348,7 +348,7 @@ class World:
         found = self.store.advance(now_ms)
         if not self.owner.delivers_later:
             self.account.advanced(now_ms)
-        self._last_advance_ms = now_ms
+        self._placed_ms = max(self._placed_ms, now_ms)
         self.see()
         new = len(self._seen) - before
         # What a broker's engine delivered for a cancel it tells of later.
@@ -400,6 +400,7 @@ class World:
         """Everything that must hold of an open store."""
         self.see()
         pending = list(self.store.pending())
+        self._placed_ms = max(self._placed_ms, self.clock.now_ms())
         own = [each for each in pending if not is_given_back(each.topic)]
         shown = Counter(each.unique_key or "" for each in own)
         self.require(self.account.observe(shown, self.came))
@@ -478,11 +479,11 @@ class World:
         self.require([f"lost to a broker: {name}, {count} of them" for name, count in lost.items()])
 
     def _was_left_behind(self, life: Life) -> bool:
-        """Whether it got its place on the wheel in time, and nobody advanced the wheel for so long
-        that a broker which starts now reads no slot as far back.
+        """Whether it got its place on the wheel in time, with a listing or an advance, and nobody
+        advanced the wheel for so long that a broker which starts now reads no slot as far back.
         """
         first_read_ms = effective_read_time_ms(0, self.clock.now_ms(), self.owner.slot_ms)
-        return life.scheduled_ms < self._last_advance_ms and life.late_ms < first_read_ms
+        return life.scheduled_ms <= self._placed_ms and life.late_ms < first_read_ms
 
     def _has_never_been_near(self, life: Life) -> bool:
         """Whether no hand that may be on the disk is behind it, and it has not rolled."""

@@ -142,14 +142,18 @@ def scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) ->
 
 def _flushed_before(root: StoreRoot, commit_log: SegmentReader) -> int:
     """Where a log file begins up to which the store's checkpoint says that all was on disk. It says
-    nothing of queues in RocksDB.
+    nothing of queues in RocksDB, nor of what was stored since a clock was set back.
     """
     if has_queue_database(root.path):
         return commit_log.min_offset
     content = read_small_file(root.checkpoint)
     recover_from_ms = 0 if content is None else StoreCheckpoint.decode(content).recover_from_ms
-    begins = [begin for begin, ms in first_store_times(commit_log) if ms <= recover_from_ms]
-    return max([commit_log.min_offset, *begins])
+    flushed, newest_ms = commit_log.min_offset, 0
+    for begin, ms in first_store_times(commit_log):
+        if not newest_ms <= ms <= recover_from_ms:
+            break
+        flushed, newest_ms = max(flushed, begin), ms
+    return flushed
 
 
 @attrs.frozen(eq=False)
