@@ -287,7 +287,7 @@ def test_the_longest_record_becomes_a_dead_letter(tmp_path: Path) -> None:
     """A wheel reads records into a buffer of 4 MiB and a few bytes."""
     clock = ManualClock(START_MS)
     with WheelStore.open(tmp_path / "store", clock=clock) as store:
-        body = bytes(4 * 2**20 - 250)
+        body = bytes(4 * 2**20 - 270)
         store.schedule(Message("orders", body, properties={"a": "b"}), AtMs(START_MS))
         store.advance(START_MS)
         with pytest.raises(TooLongError):
