@@ -36,8 +36,9 @@ from migrate.write.target_config import takes_messages
 FILE_LENGTH = error(
     "file-length",
     "a broker does not start",
-    "take the file from a backup; if it is the last one, it may be filled with zeros to the length"
-    " of the others",
+    "take the file from a backup. The last file of the log may be filled with zeros to the length"
+    " of the others. A queue's would then seem whole: without a backup, `delaywheel convert"
+    " --whole-log` finds its messages in the log",
 )
 FILE_LENGTH_SETTING = error(
     "file-length-setting",

@@ -37,7 +37,7 @@ from message_store.reading.commit_log import NO_TIME
 from message_store.reading.looking import looking_at
 from message_store.reading.unfinished_change import describe_unfinished_change
 from migrate.changes.note import IN_PLACE, unfinished_change
-from migrate.look.files import count_files, guess_format, row_problems
+from migrate.look.files import count_files, guess_format
 from migrate.look.inspection import (
     LevelState,
     StoreInspection,
@@ -127,8 +127,7 @@ class _Inspection:
             are = "message stands", "messages stand"
             messages = counted(twice.pending, *are)
             self.problems.append(f"{messages} in a level and on the wheel: counted once in the sum")
-        self.problems += row_problems(self.store, is_open=self.is_open)
-        self.problems += loss_warnings(self.store)
+        self.problems += loss_warnings(self.store, is_open=self.is_open)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
             self.problems += read_config(self.store.path, name).problems
         timers = [part for part in (wheel, timeline, time_index) if part is not None]

@@ -19,8 +19,9 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from migrate.changes.note import IN_PLACE, changes_of
 from migrate.plan.stored_plan import request_of
-from migrate.report.marker import CONVERSION_NAME, LISTED, read_bad_records
+from migrate.report.marker import CONVERSION_NAME, LISTED, read_bad_records, read_settings
 from migrate.report.report import ConversionReport
+from migrate.report.whole_target import require_whole
 from migrate.settings import ConvertOptions
 from migrate.write.owner import tidy_up
 from migrate.write.publishing import signs_of_use
@@ -119,7 +120,8 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
     """The report of an earlier run that has finished this conversion; None where none has.
 
     Raises PlanError when the finished target is of something else, FormatError for a damaged
-    report, SourceError for a source and TargetError for a target that cannot be read.
+    report, SourceError for a source that cannot be read, and for a target that has lost files
+    since, TargetError for one that cannot be read.
     """
     target = StoreRoot(options.target)
     path = target.own / CONVERSION_NAME
@@ -152,6 +154,8 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
         is_left = staging.path.exists()
     if is_left:
         tidy_up(staging, options.access)  # of a run that was stopped at its very end
+    if not signs_of_use(target):
+        require_whole(target, read_settings(target), int(facts.get("converted", 0)))
     if listed:
         report = attrs.evolve(report, bad_records=read_bad_records(target, listed, None))
     return attrs.evolve(report, source=str(options.source), target=str(options.target))

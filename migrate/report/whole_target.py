@@ -18,6 +18,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
 from migrate.report.marker import ConversionSettings
 from migrate.write.publishing import is_stub, signs_of_use
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.format.timer_log import TIMER_UNIT, unit_position
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 from timer_wheel.reading.ownership import index_path, read_active
@@ -54,6 +55,9 @@ def _require_timers(target: StoreRoot) -> None:
     size = wheel.stat().st_size if wheel.is_file() else None
     if is_stub(wheel) or size != WHEEL_FILE_BYTES:
         raise SourceError(f"{wheel}: no wheel is there")
+    checkpoint = target.config_file(TIMER_CHECKPOINT_NAME)
+    if not is_present(checkpoint):
+        raise SourceError(f"{checkpoint}: is not there: a broker would place all messages again")
 
 
 class _Files:

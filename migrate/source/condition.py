@@ -10,6 +10,7 @@ from message_store.base.printable import iso_time, shell_word
 from message_store.files.log_row import open_log
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.store_root import StoreRoot
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.losses import cut_log, way_out
 from migrate.changes.note import RETIRE, Change, changes_of
@@ -21,6 +22,7 @@ _TAKEN_FROM_LOG = (
     "their messages are taken from the log as far as it has them, also those that were cancelled"
 )
 _MAY_BE_IN_LOG = "what such a queue has lost may still be in the log"
+_LOOKS_THERE = f"{_MAY_BE_IN_LOG}: `delaywheel convert --whole-log` looks there"
 
 
 def require_stopped(store: StoreRoot, *, after_crash: bool) -> None:
@@ -72,20 +74,27 @@ def _has_record(log: SegmentReader, segment: Segment) -> bool:
     return is_long_enough and any(log.read_at(segment.start_offset, _HEAD_BYTES))
 
 
-def loss_warnings(store: StoreRoot) -> list[str]:
-    """What log and level queues have lost, as sentences, for readers of a store."""
+def loss_warnings(store: StoreRoot, *, is_open: bool | None = None) -> list[str]:
+    """What log and level queues have lost, as sentences, for readers of a store. One that is open,
+    or was not stopped cleanly, may have a last file of any length.
+    """
+    is_open = not store.was_stopped_cleanly if is_open is None else is_open
+    lengths = list(row_problems(store, is_open=is_open))
+    queues = [*map(str, gone_queues(store))]
+    is_in_log = queues or any(str(store.consume_queues / LEVEL_TOPIC) in each for each in lengths)
     return [
         *log_losses(store),
         *(f"{cut}; {_TAKEN_FROM_LOG}" for cut in cut_queues_of(store)),
-        *gone_queue_warnings(store),
+        *lengths,
+        *queues,
+        *([_LOOKS_THERE] if is_in_log else []),
     ]
 
 
 def gone_queue_warnings(store: StoreRoot) -> list[str]:
     """Lost level queues, as sentences."""
     lost = [str(gone) for gone in gone_queues(store)]
-    finds = f"{_MAY_BE_IN_LOG}: `delaywheel convert --whole-log` looks there"
-    return [*lost, finds] if lost else []
+    return [*lost, _LOOKS_THERE] if lost else []
 
 
 def retired_warnings(root: StoreRoot, only_levels: Collection[int]) -> list[str]:

@@ -36,9 +36,13 @@ from migrate.changes import retire as retire_module
 from migrate.changes.note import put_offsets
 from migrate.changes.retire import LeftBehindError, retire
 from migrate.changes.undo import roll_back
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
 from migrate.convert import convert
 from migrate.report import whole_target
+from migrate.report.finished_target import finished_before
 from migrate.settings import ENGINES, HIERARCHY, TargetSettings
+from migrate.verify.verify import verify
 from migrate.write.publishing import UNFINISHED_WHEEL
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.raw_files import read_config
@@ -350,6 +354,19 @@ def test_a_target_that_lost_any_of_its_files_retires_nothing(
         shutil.copytree(kept, target)
     assert harmed >= 2
     assert retire(source, target, execute=True).state == "done"
+
+
+@pytest.mark.parametrize("name", ["timerlog", "consumequeue", "timerwheel", "config/timercheck"])
+def test_what_is_gone_of_a_target_is_said_by_all_that_judge_it(source: Path, name: str) -> None:
+    target = converted(source)
+    path = target / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(SourceError, match="does not hold what its report says"):
+        retire(source, target)
+    with pytest.raises(SourceError, match="does not hold what its report says"):
+        finished_before(options_for(source.parent, source=source, target=target, now_ms=NOW_MS))
+    assert not check_store(target, CheckOptions(now_ms=NOW_MS)).is_healthy
+    assert not verify(source, target, spark=None).is_clean
 
 
 @pytest.mark.parametrize("names", [("commitlog", "timerlog", "consumequeue"), ("commitlog",)])

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``pending`` lists: exactly what waits, the next due first, in levels and on the wheel."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.interface.delay_store import Pending
 from migrate.look.pending import PendingFilter, pending_messages
 from migrate.report.report import BadRecord
+from migrate.source.condition import loss_warnings
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import (
@@ -145,3 +149,19 @@ def test_due_times_on_a_real_wheel_are_those_that_were_asked_for(tmp_path: Path)
     out_ms = {out for out in asked.values() if out is not None}
     assert len(on_wheel) == len(asked)
     assert {each.due_ms - 1000 for each in on_wheel} == out_ms
+
+
+@pytest.mark.parametrize("keeps", [0, 1, 2])
+def test_a_level_queue_that_was_cut_short_is_told_of_with_the_way_on(
+    tmp_path: Path, keeps: int
+) -> None:
+    """Readers list what is left of it; the log has the rest."""
+    items = [LevelMessage(level=3 + 15 * (number > 0)) for number in range(6)]
+    build_level_store(tmp_path / "store", items)
+    root = StoreRoot(tmp_path / "store")
+    [queue] = root.consume_queue(LEVEL_TOPIC, 17).iterdir()
+    assert loss_warnings(root) == []
+    os.truncate(queue, keeps * 20)
+    told = loss_warnings(root)
+    assert any(str(queue) in each for each in told)
+    assert "--whole-log" in told[-1]
