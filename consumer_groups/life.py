@@ -7,6 +7,7 @@ from consumer_groups.groups import groups_of
 from consumer_groups.offset_files import QueueKey
 from consumer_groups.stores import GroupStore
 from message_store.base.kinds import CALLABLE, takes
+from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
@@ -30,11 +31,11 @@ def message_state(
 
     The receipt of a message that was rescheduled tells of that message still. A message that was
     given back waits, until it is delivered to its group's retries. Without ``group`` all groups of
-    the store are asked that have read its topic: one that has the message in hand decides, then one
-    that has not acknowledged it. ``tell_damage`` is told of each log offset at which no record can
-    be read: a later record of the message may have been there, and the answer is of an earlier
-    time. Without it that is a warning in the log. Reads the log once. Raises StoreClosedError,
-    SourceError and TargetError.
+    the store are asked that have read its topic. The one decides that is least done with it: for
+    which it waits, then which has it in hand, then which has not acknowledged it. ``tell_damage``
+    is told of each log offset at which no record can be read: a later record of the message may
+    have been there, and the answer is of an earlier time. Without it that is a warning in the log.
+    Reads the log once. Raises StoreClosedError, SourceError and TargetError.
 
     >>> from message_store import AfterMs, ManualClock, MemoryStore, Message
     >>> with MemoryStore(ManualClock(0)) as store:
@@ -74,11 +75,52 @@ def state_by_steps(
             )
         if not steps:
             return MessageState.UNKNOWN
-        places = {step.record.commit_log_offset for step in steps}
-        for pending in store.pending(unique_key=unique_key):
-            if pending.commit_log_offset in places:
+        waiting = {each.commit_log_offset for each in store.pending(unique_key=unique_key)}
+
+        def state_for(name: str | None) -> MessageState:
+            own = steps if name is None else _steps_of(steps, name)
+            if any(step.record.commit_log_offset in waiting for step in own):
                 return MessageState.PENDING
-        return _state_of_past(store, steps, of_key, group, level_units)
+            return _state_of_past(store, own, of_key, name, level_units)
+
+        readers: list[str | None] = [group] if group is not None else _readers(store, steps)
+        return min({state_for(name) for name in readers or [None]}, key=_FIRST.index)
+
+
+_FIRST = (
+    MessageState.PENDING,
+    MessageState.IN_FLIGHT,
+    MessageState.DELIVERED,
+    MessageState.DEAD,
+    MessageState.ACKNOWLEDGED,
+    MessageState.CANCELLED,
+    MessageState.UNKNOWN,
+)
+"""Of several groups the one decides that is least done with the message."""
+
+
+def _steps_of(steps: Sequence[TraceStep], group: str) -> Sequence[TraceStep]:
+    """The steps without those of what other groups gave back."""
+    own = (names.RETRY_PREFIX + group, names.DEAD_LETTER_PREFIX + group)
+    return [
+        step
+        for step in steps
+        if step.record.real_topic in own
+        or not step.record.real_topic.startswith((names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX))
+    ]
+
+
+def _readers(store: GroupStore, steps: Sequence[TraceStep]) -> list[str | None]:
+    """The groups that have begun in a queue where a message came."""
+    table = groups_of(store).table
+    return [
+        name
+        for name in sorted(table.group_names())
+        if any(
+            table.find(QueueKey(name, step.record.topic, step.record.queue_id)) is not None
+            for step in _steps_of(steps, name)
+        )
+    ]
 
 
 def _state_of_past(
@@ -88,7 +130,9 @@ def _state_of_past(
     group: str | None,
     level_units: LevelUnits | None,
 ) -> MessageState:
-    """The state of a message that is not pending, by its steps and by those of its key."""
+    """The state of a message that is not pending, by its steps and by those of its key, as a group
+    or all of them see it.
+    """
     last = [step for step in steps if step.event is not Event.CANCELLED][-1:]
     if not last:  # a cancel is all that is left
         return MessageState.CANCELLED
@@ -114,9 +158,9 @@ def _was_cancelled(
 
 def _state_in_groups(store: GroupStore, record: StoredMessage, group: str | None) -> MessageState:
     table, now_ms = groups_of(store).table, store.clock.now_ms()
-    names = table.group_names() if group is None else {group}
+    asked = table.group_names() if group is None else {group}
     found = set()
-    for name in names:
+    for name in asked:
         progress = table.find(QueueKey(name, record.topic, record.queue_id))
         if progress is None:
             continue

@@ -16,6 +16,7 @@ from message_store.interface.message_life import Event, MessageState
 from message_store.life.by_key import cancel_by_key, find_receipts, trace_message
 from message_store.life.trace import offset_of_id, trace_directory, trace_offset_id
 from migrate.look.groups import look_at_state
+from tests.consumer_groups.group_bench import GroupBench
 from tests.faults.damage import flip
 from tests.faults.engines import ENGINES
 
@@ -357,3 +358,42 @@ def test_rolls_are_told(tmp_path: Path, clock: ManualClock) -> None:
         told = events(store, "A")
     assert (told[0], told[-1]) == ("scheduled", "delivered")
     assert set(told[1:-1]) == {"rolled"}
+
+
+def test_each_group_is_asked_for_itself(bench: GroupBench) -> None:
+    """What one gives back, rejects or acknowledges says nothing of another."""
+    receipt = bench.store.schedule(
+        Message("orders", b"a", unique_key="A"), AtMs(bench.clock.now_ms())
+    )
+    bench.store.advance(bench.clock.now_ms())
+    one, other = bench.group("one"), bench.group("other")
+    [of_one], [of_other] = one.receive("orders"), other.receive("orders")
+    other.ack(of_other)
+
+    def states() -> list[str]:
+        names = "one", "other", None
+        return [message_state(bench.store, receipt, name).value for name in names]
+
+    assert states() == ["in flight", "acknowledged", "in flight"]
+    one.retry(of_one)
+    assert states() == ["pending", "acknowledged", "pending"]
+    bench.wait(20_000)
+    assert states() == ["delivered", "acknowledged", "delivered"]
+    [again] = one.receive("orders")
+    one.reject(again)
+    bench.wait(2_000)
+    assert states() == ["dead", "acknowledged", "dead"]
+
+
+def test_a_group_that_has_not_begun_with_it_is_not_done(bench: GroupBench) -> None:
+    one, other = bench.group("one"), bench.group("other")
+    bench.deliver("first")
+    one.ack(*one.receive("orders"))
+    other.ack(*other.receive("orders"))
+    bench.deliver("second", unique_key="B")
+    [given] = one.receive("orders")
+    one.retry(given)
+    bench.wait(20_000)
+    one.ack(*one.receive("orders"))
+    assert message_state(bench.store, "B", "one").value == "acknowledged"
+    assert message_state(bench.store, "B").value == "delivered"
