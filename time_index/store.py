@@ -43,7 +43,13 @@ from message_store.interface.delay_store import (
     Receipt,
 )
 from message_store.interface.finding_rules import found_error, worst_first
-from message_store.interface.promise_rules import NO_LIMIT, BeyondMax, DelayLimit, to_slot_end
+from message_store.interface.promise_rules import (
+    NO_LIMIT,
+    BeyondMax,
+    DelayLimit,
+    require_kept,
+    to_slot_end,
+)
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.batch import FROM_WHEEL, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
@@ -107,8 +113,7 @@ class TimeIndexIntake:
         return due_ms, self._promised(due_ms, now_ms)
 
     def _promised(self, due_ms: int, now_ms: int) -> int:
-        if now_ms < 0:
-            raise UnsupportedDelayError(f"the clock says {now_ms}: nothing waits before 1970")
+        require_kept(due_ms, now_ms)
         if due_ms <= now_ms:
             return now_ms
         try:

@@ -100,7 +100,9 @@ def encode_properties(entries: Iterable[tuple[str, str]], *, closed: bool = True
 
 
 def join_entries(entries: Iterable[tuple[bytes, bytes]], *, closed: bool = True) -> bytes:
-    """The same of bytes, as ``split_entries`` gives them: what is no UTF-8 stays as it is."""
+    """The same of bytes, as ``split_entries`` gives them: what is no UTF-8 stays as it is. Raises
+    BadFieldError.
+    """
     parts = []
     for pair in entries:
         if not all(pair) or any(mark in part for part in pair for mark in (b"\x01", b"\x02")):

@@ -20,8 +20,8 @@ from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message_rules import TIME_PROPERTIES
 from message_store.intake.asked import STEERING, whole_number
+from message_store.interface.promise_rules import LATEST_MS
 
-_LATEST_MS = 2**62
 """Later than every engine keeps; a sum beyond it would overflow."""
 
 _STEERS = rf"\x02(?:{'|'.join(sorted(STEERING))})\x01[^\x02]*"
@@ -91,8 +91,8 @@ def _set_due_times(
         rows, values = _numbers(found, name, is_open)
         values = np.maximum(values, 0)
         if name == names.TIMER_DELAY_SEC:
-            values = np.minimum(values, _LATEST_MS // 1000) * 1000
-        values = np.minimum(values, _LATEST_MS)
+            values = np.minimum(values, LATEST_MS // 1000) * 1000
+        values = np.minimum(values, LATEST_MS)
         is_delay = name in (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS)
         due_ms[rows] = values + now_ms if is_delay else values
         is_open[rows] = False

@@ -21,6 +21,7 @@ from message_store.format.message import StoredMessage
 from message_store.intake.records import kept_entries
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
+from message_store.redelivery.lineage import first_offset
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import StoreEnds
 from message_store.writing.store import LiveStore
@@ -71,14 +72,24 @@ def replacing(older: Receipt, commit_log_offset: int) -> tuple[tuple[str, str]]:
 
 def replaced_by(message: StoredMessage, broker_name: str) -> Receipt | None:
     """The receipt of the message that this record replaces; None where it replaces none."""
+    older, promised_ms = _replaced_by(message, message.commit_log_offset)
+    return None if older is None else receipt_for(message, older, promised_ms, broker_name)
+
+
+def replaced_offset(message: StoredMessage) -> int | None:
+    """Where the record lay that was replaced by the first one of this message, which may be gone;
+    None where it replaced none.
+    """
+    return _replaced_by(message, first_offset(message))[0]
+
+
+def _replaced_by(message: StoredMessage, first: int) -> tuple[int | None, int]:
     parts = message.properties.get(names.RESCHEDULED_FROM, "").split(" ")
     if len(parts) != _PARTS or not all(part.isdecimal() for part in parts):
-        return None
+        return None, 0
     older, own, promised_ms = map(int, parts)
-    is_first = own == message.commit_log_offset and message.topic in names.WAITING_TOPICS
-    if not is_first or not older < own:
-        return None
-    return receipt_for(message, older, promised_ms, broker_name)
+    is_of_first = own == first and message.topic in names.WAITING_TOPICS
+    return (older, promised_ms) if is_of_first and older < own else (None, 0)
 
 
 def finish_rescheduling(store: ReschedulingStore, waiting_topic: str) -> None:

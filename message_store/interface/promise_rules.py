@@ -28,6 +28,17 @@ manual of RocketMQ 5.0 says.
 
 BEYOND_MAX = ("refuse", "deliver")
 
+LATEST_MS = 2**62
+"""What is due then or later is a number and no time; sums with it stay 64-bit."""
+
+
+def require_kept(due_ms: int, now_ms: int) -> None:
+    """Raise UnsupportedDelayError for a time that no record, slot or bucket can hold."""
+    if due_ms >= LATEST_MS:
+        raise UnsupportedDelayError(f"{due_ms} is a time beyond all calendars")
+    if now_ms < 0:  # a slot of a time that is not positive counts as empty
+        raise UnsupportedDelayError(f"the clock says {now_ms}: nothing waits before 1970")
+
 
 def check_max_delay(_owner: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     """An attrs validator: a longest delay is milliseconds or None. Raises BadFieldError."""

@@ -25,7 +25,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.properties import UNIQUE_KEY
 from message_store.format.record_layout import HEAD_V4_V4, SMALLEST_RECORD_BYTES
-from message_store.intake.rescheduling import replaced_by
+from message_store.intake.rescheduling import replaced_by, replaced_offset
 from message_store.interface.message_life import Event, TraceStep
 from message_store.kernels.cache import kernel
 from message_store.kernels.log import (
@@ -246,11 +246,13 @@ class _Lives:
     def life_of(self, record: StoredMessage, event: Event) -> int:
         """The first record of the life that a record belongs to: its own where it begins one."""
         own, first = record.commit_log_offset, first_offset(record)
-        if first != own:
-            return self.by_first.get(first, first)
-        older = replaced_by(record, "")
+        if first in self.by_first:
+            return self.by_first[first]
+        older = replaced_offset(record)  # retention may have taken the first record
         if older is not None:
-            return self.by_first.get(older.commit_log_offset, older.commit_log_offset)
+            return self.by_first.get(older, older)
+        if first != own:
+            return first
         if event is Event.CANCELLED:
             named = names.offset_of_text(record.properties.get(names.CANCELLED_OFFSET, ""))
             if named is not None:

@@ -22,8 +22,8 @@ from message_store.format.message import LOCAL_HOST, Host
 from message_store.format.queue_unit import QUEUE_UNIT
 
 _HOUR_MS = 3_600_000
-_TIMER_UNIT_BYTES = 52
-"""Of a unit of the timer log, which no file may be smaller than."""
+_TIMER_LOG_MIN_BYTES = 68
+"""A file of the timer log holds one unit at least, of 52 bytes, and a blank of 16 behind it."""
 Kind = type | tuple[type, ...]
 
 
@@ -43,7 +43,7 @@ class StoreSettings:
     )
     queue_file_bytes: int = attrs.field(default=QUEUE_FILE_BYTES)
     timer_log_file_bytes: int = attrs.field(
-        default=TIMER_LOG_FILE_BYTES, validator=whole(_TIMER_UNIT_BYTES, INT_MAX)
+        default=TIMER_LOG_FILE_BYTES, validator=whole(_TIMER_LOG_MIN_BYTES, INT_MAX)
     )
     retention_ms: int = attrs.field(default=72 * _HOUR_MS, validator=whole(1, LONG_MAX))
     broker_name: str = attrs.field(default="broker-a")

@@ -37,6 +37,7 @@ from message_store.format.record_layout import (
     PROPERTIES_MAX_BYTES,
 )
 from message_store.format.timer_record_rules import timer_record_faults
+from message_store.interface.promise_rules import require_kept
 from message_store.reading.engine_choice import EngineName, choose_engine, require_engine
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
@@ -59,7 +60,6 @@ from migrate.write.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, Ba
 from migrate.write.staging import sole_writer
 from timer_wheel.format.wheel_math import out_ms, promised_ms
 from timer_wheel.hierarchy.store import HierarchicalWheelStore
-from timer_wheel.timers.timer_properties import require_kept
 from timer_wheel.wheel.store import WheelStore
 
 

@@ -13,6 +13,7 @@ from message_store import AtMs, Cancellation, Receipt
 from message_store.base.errors import SharedKeyError, UnsupportedDelayError
 from message_store.interface.message_life import MessageState
 from message_store.life.by_key import KeyedStore, cancel_by_key, find_receipts
+from tests.faults.store_reading import log_begin
 from tests.simulation.account import ABSENT, CANCELLED, DELIVERED, PENDING, Life, message_of
 from tests.simulation.bench import START_MS
 from tests.simulation.world import World
@@ -93,13 +94,18 @@ _STATES = {
 
 def ask(world: World, name: str) -> None:
     """Ask where in their lives the messages of a name are, and hold what is said to the account.
-    The receipt of a message that moved tells of that message still.
+    The receipt of a message that moved tells of that message still, unless retention took a record
+    between the two.
     """
     world.say(f"ask about {name}")
+    begin = log_begin(world.root)
     for life in world.known:
         meant = life
         while meant.replaced_by is not None:
             meant = meant.replaced_by
+        moves = [each.place for each in world.account.lives if each.replaced_by is meant]
+        if any(life.place < place < begin for place in moves):
+            continue
         if life.name != name or world.account.is_repeating or len(meant.may) > 1:
             continue
         if meant.may == {ABSENT}:  # another may lie where it was

@@ -17,12 +17,11 @@ from message_store.intake.batch import draft_batch
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.interface.promise_rules import to_slot_end
+from message_store.interface.promise_rules import LATEST_MS, require_kept, to_slot_end
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import floor_ms, out_ms
 from timer_wheel.timers.recall import Target, marker_for
-from timer_wheel.timers.timer_properties import LATEST_MS, require_kept
 
 
 class IntakeSettings(Protocol):

@@ -3,21 +3,9 @@
 
 import numpy as np
 
-from message_store.base.errors import UnsupportedDelayError
 from message_store.columns.byte_column import ByteColumn, Int64s
 from message_store.columns.property_column import join_property_columns
 from message_store.format import properties as names
-
-LATEST_MS = 2**62
-"""No due time is as late as this."""
-
-
-def require_kept(due_ms: int, now_ms: int) -> None:
-    """Raise UnsupportedDelayError for a time that no record or no slot can hold."""
-    if due_ms >= LATEST_MS:
-        raise UnsupportedDelayError(f"{due_ms} is a time beyond all calendars")
-    if now_ms < 0:  # a slot of a time that is not positive counts as empty
-        raise UnsupportedDelayError(f"the clock says {now_ms}, and no wheel turns before 1970")
 
 
 def wheel_stamps(enqueue_ms: Int64s, dequeue_ms: int, rolled: Int64s | None = None) -> ByteColumn:

@@ -353,7 +353,7 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
         if report.unexpected and not report.converted:
             yield "nothing that waits in the source is in the target: that was made from another"
             yield "store, or the source was retired or used since"
-        elif report.missing and not report.whole_log:
+        elif report.missing and not (report.whole_log or report.unexplained_problems):
             yield "a lost or shortened level queue may be the reason: convert anew with --whole-log"
         yield "do not start a broker on this target"
         return

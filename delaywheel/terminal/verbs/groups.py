@@ -169,7 +169,7 @@ def _hand_over(output: "Output", message: "Received", words: list[str] | None) -
         )
         raise KeyboardInterrupt
     if done.returncode:
-        output.warn(f"{name}: {words[0]} ended with exit code {done.returncode}; it is retried")
+        output.warn(f"{name}: {words[0]} ended with exit code {done.returncode}; it is given back")
         raise _NotHandledError(f"exit code {done.returncode}")
 
 
