@@ -21,7 +21,6 @@ from message_store.format.message import StoredMessage
 from message_store.intake.records import kept_entries
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
-from message_store.redelivery.lineage import first_offset
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import StoreEnds
 from message_store.writing.store import LiveStore
@@ -76,11 +75,11 @@ def replaced_by(message: StoredMessage, broker_name: str) -> Receipt | None:
     return None if older is None else receipt_for(message, older, promised_ms, broker_name)
 
 
-def replaced_offset(message: StoredMessage) -> int | None:
-    """Where the record lay that was replaced by the first one of this message, which may be gone;
-    None where it replaced none.
+def replaced_offset(message: StoredMessage, first: int) -> int | None:
+    """Where the record lay that was replaced by the first one of this message, which lay at the
+    offset ``first`` and may be gone; None where it replaced none.
     """
-    return _replaced_by(message, first_offset(message))[0]
+    return _replaced_by(message, first)[0]
 
 
 def _replaced_by(message: StoredMessage, first: int) -> tuple[int | None, int]:

@@ -248,7 +248,7 @@ class _Lives:
         own, first = record.commit_log_offset, first_offset(record)
         if first in self.by_first:
             return self.by_first[first]
-        older = replaced_offset(record)  # retention may have taken the first record
+        older = replaced_offset(record, first)  # retention may have taken the first record
         if older is not None:
             return self.by_first.get(older, older)
         if first != own:
