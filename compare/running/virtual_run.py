@@ -221,6 +221,7 @@ class VirtualRun:
     def _horizon_ms(self) -> int:
         """By then everything has come, whatever an engine says is still to come."""
         last_ms = max(self.watch.last_promise_ms, self.workload.end_ms, self._waits_until_ms)
+        last_ms = max(last_ms, self.settings.asleep_until_ms)
         return last_ms + abs(self.skew_ms) + self.settings.tick_ms + _GRACE_MS
 
     # --- what happens -----------------------------------------------------------------------------

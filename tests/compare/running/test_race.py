@@ -442,9 +442,13 @@ def test_a_clock_that_leaps_hurries_and_loses_nothing(tmp_path: Path, name: str,
     assert fault.answer == f"its clock leapt {kind.removeprefix('clock-')} by 10.0 min"
 
 
-def test_an_engine_that_sleeps_delivers_what_is_overdue_when_it_wakes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sleeps_ms", [3_600_000, 86_400_000])
+def test_an_engine_that_sleeps_delivers_what_is_overdue_when_it_wakes(
+    tmp_path: Path, sleeps_ms: int
+) -> None:
+    """It wakes within the backlog, or a day behind it."""
     workload = small("uniform")
-    wakes_ms = workload.start_ms + 3_600_000
+    wakes_ms = workload.start_ms + sleeps_ms
     settings = attrs.evolve(EXACT, asleep_until_ms=wakes_ms)
     [result] = race(workload, engines("memory"), tmp_path, settings).engines
     assert result.is_right
