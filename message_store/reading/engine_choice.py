@@ -116,8 +116,8 @@ def choose_engine(
     both = " and ".join(NAMED_ENGINES[each] for each in engines)
     what = f"both {both}" if engines else "neither levels nor a wheel yet"
     raise OptionsError(
-        f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy,"
-        " time-index)"
+        f"{store.path}: holds {what}: name the engine (--engine in a shell): levels, wheel,"
+        " hierarchy or time-index"
     )
 
 

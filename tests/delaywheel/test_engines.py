@@ -353,7 +353,7 @@ def test_a_cancellation_has_a_definite_answer(engine: str, place: Path) -> None:
 
 def test_a_new_store_needs_the_name_of_an_engine(place: Path) -> None:
     result = run("schedule", place, "--topic", "a", "--body", "x", "--after", "1s")
-    refused(result, cli.USAGE, "holds neither levels nor a wheel yet", "--engine levels or")
+    refused(result, cli.USAGE, "holds neither levels nor a wheel yet", "--engine in a shell")
     assert not place.exists()
 
 

@@ -47,7 +47,7 @@ def test_what_tells_an_engine(
     if len(engines) == 1:
         assert choose_engine(store) == engines[0]
     else:
-        with pytest.raises(OptionsError, match="--engine levels or --engine wheel"):
+        with pytest.raises(OptionsError, match="name the engine"):
             choose_engine(store)
 
 
