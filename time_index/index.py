@@ -10,6 +10,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import numpy as np
 
@@ -154,7 +155,7 @@ class TimeIndex:
             return
         log = self.store.log
         facts = read_facts(log, names.places, record_sizes(log, names.places))
-        for start_ms in np.unique(_start_of(facts.due_ms[facts.is_fine])).tolist():
+        for start_ms in np.unique(bucket_of(facts.due_ms[facts.is_fine])).tolist():
             self.take_out(start_ms, names.firsts)
 
     # --- from the queue ---------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class TimeIndex:
         self.lost.lose(offsets, facts.problems.items())
 
     def _add(self, units: Units) -> None:
-        starts = _start_of(units.due_ms)
+        starts = bucket_of(units.due_ms)
         order = np.argsort(starts, kind="stable")
         cuts = np.flatnonzero(np.diff(starts[order])) + 1
         for rows in np.split(order, cuts) if len(order) else ():
@@ -297,13 +298,11 @@ class TimeIndex:
         self._gone = set()
 
 
-def _start_of(due_ms: Int64s) -> Int64s:
-    """The bucket that a time belongs to."""
-    return due_ms - due_ms % SPAN_MS
+Times = TypeVar("Times", int, Int64s)
 
 
-def bucket_of(due_ms: int) -> int:
-    """The same for one time."""
+def bucket_of(due_ms: Times) -> Times:
+    """The bucket that a time belongs to, or each of some times."""
     return due_ms - due_ms % SPAN_MS
 
 

@@ -301,10 +301,6 @@ class LiveQueue:
         self._file_end = _NO_ROOM
         return self.segments.begin_sync()
 
-    def sync(self) -> None:
-        """Come back when all entries are on disk. Raises TargetError."""
-        self.begin_sync().finish()
-
     def delete_before(self, log_min: int) -> list[Path]:
         """Remove the files whose records the log does not have any more, never the last one.
         RocketMQ: ConsumeQueue#deleteExpiredFile (4.9.7).
