@@ -262,10 +262,10 @@ class ConsumerGroup:
             try:
                 self._retry(message, due, FIRST_RETRY_LEVEL + message.retries)
             except TooLongError as error:
+                self.reject(message)
                 _LOG.warning(
                     "%s becomes a dead letter: no retry holds it: %s", message.unique_key, error
                 )
-                self.reject(message)
 
     def _retry(self, message: Received, due: Due | None, level: int) -> None:
         """Where the engine takes no delay as long as the group's own, the longest that it takes."""
@@ -281,14 +281,14 @@ class ConsumerGroup:
     def reject(self, message: Received) -> None:
         """Make this message a dead letter, which ``dead_letters`` lists after the next
         ``advance``. One that is too long for it loses its producer's own properties, and the log
-        says so. Raises as ``retry``.
+        says so. Raises as ``retry``, and TooLongError for a body that the engine does not take.
         """
         topic, times = dead_letter_topic(self.name), message.retries + 1
         try:
             self._give_back(message, topic, times, None)
         except TooLongError as error:
-            _LOG.warning("%s is a dead letter without properties: %s", message.unique_key, error)
             self._give_back(message, topic, times, None, is_bare=True)
+            _LOG.warning("%s is a dead letter without properties: %s", message.unique_key, error)
 
     def _give_back(
         self,

@@ -79,6 +79,8 @@ def state_by_steps(
 
         def state_for(name: str | None) -> MessageState:
             own = steps if name is None else _steps_of(steps, name)
+            if not own:  # all that is left is of what others gave back
+                return MessageState.UNKNOWN
             if any(step.record.commit_log_offset in waiting for step in own):
                 return MessageState.PENDING
             return _state_of_past(store, own, of_key, name, level_units)

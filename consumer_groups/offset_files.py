@@ -17,6 +17,8 @@ Lines of the journal, ``N`` being the number of a queue:
 - ``R N queue_offset identity times topic log_end``: the next step stores a record for this retry or
   dead letter topic. It has this number of retries, and lies at this place of the log or behind it.
   That acknowledges the message. The line ``A`` follows when the log is on disk.
+- ``L queue_id end topic``: this queue has lost its end, whatever was noted before. No group is
+  behind it.
 
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
 """
@@ -89,6 +91,12 @@ class Progress:
     acked: dict[int, Acked]
     saved: set[int] = attrs.field(factory=set)
     begun: dict[int, GivenBack] = attrs.field(factory=dict)
+
+    def lower(self, end: int) -> None:
+        """The queue ends there, and what comes there is new."""
+        self.start = min(self.start, end)
+        self.acked = {last: each for last, each in self.acked.items() if last < end}
+        self.begun = {at: each for at, each in self.begun.items() if at < end}
 
 
 class OffsetFiles:
@@ -272,6 +280,12 @@ def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
     try:
         for line in lines:
             kind, number, *fields = line.split(" ")
+            if kind == "L":
+                end, topic = fields
+                for key, progress in noted.items():
+                    if (key.topic, key.queue_id) == (topic, int(number)):
+                        progress.lower(int(end))
+                continue
             if kind == "Q":
                 queue_id, group, topic = fields
                 keys[number] = QueueKey(group, topic, int(queue_id))

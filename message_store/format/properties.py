@@ -95,20 +95,20 @@ def encode_properties(entries: Iterable[tuple[str, str]], *, closed: bool = True
     Raises BadFieldError for a name or value that holds a separator, or is empty: it would not be
     read back.
     """
-    pairs = [(name.encode(), value.encode()) for name, value in entries]
+    pairs = []
+    for name, value in entries:
+        pair = (name.encode(), value.encode())
+        if not all(pair) or any(mark in part for part in pair for mark in (b"\x01", b"\x02")):
+            raise BadFieldError("a property that cannot be stored", found=f"{name!r}={value!r}")
+        pairs.append(pair)
     return join_entries(pairs, closed=closed)
 
 
 def join_entries(entries: Iterable[tuple[bytes, bytes]], *, closed: bool = True) -> bytes:
-    """The same of bytes, as ``split_entries`` gives them: what is no UTF-8 stays as it is. Raises
-    BadFieldError.
+    """The same of bytes as ``split_entries`` gives them: they are read back as they are, no UTF-8
+    too, and a value that holds the separator of names.
     """
-    parts = []
-    for pair in entries:
-        if not all(pair) or any(mark in part for part in pair for mark in (b"\x01", b"\x02")):
-            name, value = (part.decode("utf-8", "replace") for part in pair)
-            raise BadFieldError("a property that cannot be stored", found=f"{name!r}={value!r}")
-        parts.append(NAME_VALUE_SEPARATOR.join(pair))
+    parts = [NAME_VALUE_SEPARATOR.join(pair) for pair in entries]
     return PROPERTY_SEPARATOR.join(parts) + (PROPERTY_SEPARATOR if closed and parts else b"")
 
 

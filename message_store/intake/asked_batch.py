@@ -22,8 +22,6 @@ from message_store.format.message_rules import TIME_PROPERTIES
 from message_store.intake.asked import STEERING, whole_number
 from message_store.interface.promise_rules import LATEST_MS
 
-"""Later than every engine keeps; a sum beyond it would overflow."""
-
 _STEERS = rf"\x02(?:{'|'.join(sorted(STEERING))})\x01[^\x02]*"
 _PLAIN_NUMBER = r"^[+-]?[0-9]{1,18}$"
 

@@ -229,7 +229,9 @@ def only_life_of(steps: Sequence[TraceStep], commit_log_offset: int) -> list[Tra
     records name the first one of their life.
     """
     lives = {
-        step.first_offset for step in steps if step.record.commit_log_offset == commit_log_offset
+        step.first_offset
+        for step in steps
+        if commit_log_offset in (step.record.commit_log_offset, first_offset(step.record))
     } or {commit_log_offset}
     return [step for step in steps if step.first_offset in lives]
 
@@ -266,6 +268,7 @@ class _Lives:
         """Remember a step for those that name it."""
         record, life = step.record, step.first_offset
         self.by_first[record.commit_log_offset] = life
+        self.by_first.setdefault(first_offset(record), life)  # retention may have taken that one
         self.by_id[record.offset_message_id] = life
         waiting = self.waiting.setdefault(record.real_topic, [])
         if life in waiting:

@@ -154,13 +154,14 @@ def recover(
     extent: Extent,
     lost: Collection[tuple[str, int]],
     root: StoreRoot,
-    dialect: Dialect,
+    dialect: Dialect | None,
 ) -> Recovery:
     """Give the log its end and every queue the entries that it lacks.
 
     Queues in ``lost``, by topic and queue id, are compared with the whole log. Whole records behind
     the log's end are copied into a file of the store's own. ``levels`` gives the due times of level
-    entries. Consumer offsets behind the end of a queue are lowered to it. Raises TargetError.
+    entries. Consumer offsets behind the end of a queue are lowered to it, in the way of writing
+    ``dialect``, unless that is None. Raises TargetError.
     RocketMQ: DefaultMessageStore#recover and CommitLog#recoverAbnormally (4.9.7).
     """
     end = extent.end
@@ -194,7 +195,7 @@ def recover(
         zeroed_bytes=zeroed_bytes,
         saved=saved,
         lost_files=extent.lost_files,
-        lowered=lower_group_offsets(root, queues, dialect),
+        lowered=() if dialect is None else lower_group_offsets(root, queues, dialect),
     )
 
 

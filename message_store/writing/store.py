@@ -87,6 +87,7 @@ class LiveStore:
         settings: StoreSettings,
         levels: DelayLevels,
         before_recovery: BeforeRecovery = _look_at_nothing,
+        is_for_a_change: bool = False,
     ) -> None:
         self.root = root
         self.clock = clock
@@ -101,10 +102,9 @@ class LiveStore:
         self.was_clean = root.was_stopped_cleanly
         self.repeats = settings.repeat_after_kill and not self.was_clean
         self._writer_lock = writer_lock
-        self.is_closed = False
+        self.is_closed = self._is_parents = False
         self.synced_end = 0
         self._identity = identity_of(root.path)
-        self._is_parents = False
         self._topics: dict[str, int] = {}
         self.came_in: Counter[str] = Counter()  # messages that were scheduled, by topic
         self._ends_to_note: tuple[int, StoreEnds] | None = None
@@ -120,7 +120,8 @@ class LiveStore:
         )
         try:
             self.queues.load(self.log.min_offset)
-            self.recovery, self.losses = self._recover(before_recovery)
+            lowers = None if is_for_a_change else dialect  # a change leaves groups alone
+            self.recovery, self.losses = self._recover(before_recovery, lowers)
             self._queues_noted = 0
         except BaseException:
             self.abandon()
@@ -128,7 +129,9 @@ class LiveStore:
         self._pages_ahead = PagesAhead(self.log.segments, self.log.end)
         belongs_to_this_process(self)
 
-    def _recover(self, before_recovery: BeforeRecovery) -> tuple[Recovery, StoreLosses]:
+    def _recover(
+        self, before_recovery: BeforeRecovery, lowers: Dialect | None
+    ) -> tuple[Recovery, StoreLosses]:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
             extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
@@ -149,9 +152,7 @@ class LiveStore:
         note_log_file_bytes(self.root, self.log.file_bytes)
         ends = StoreEnds.read(self.root)
         lacked = {} if ends is None else ends.lacking(self.queues)
-        recovery = recover(
-            self.log, self.queues, self.levels, extent, lacked, self.root, self.dialect
-        )
+        recovery = recover(self.log, self.queues, self.levels, extent, lacked, self.root, lowers)
         losses = StoreLosses.after_recovery(ends, lacked, self.queues)
         self._sync_log_and_queues()
         self._checkpoint.write(durably=True)
@@ -160,8 +161,7 @@ class LiveStore:
     @property
     def has_lost_records(self) -> bool:
         """Whether the log, at opening, had an empty file in its middle or lacked its synced end."""
-        recovery = self.recovery
-        return bool(recovery.lost_files) or self._checkpoint.synced_offset >= recovery.end
+        return bool(self.recovery.lost_files) or self._checkpoint.synced_offset >= self.recovery.end
 
     @classmethod
     def open(

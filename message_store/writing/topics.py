@@ -5,11 +5,12 @@ Consumer offsets are corrected here where a queue has lost its end.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 import attrs
 import numpy as np
 
+from message_store.base.errors import SourceError, TargetError
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     TOPICS,
@@ -21,6 +22,8 @@ from message_store.files.config_files import (
     topics_value,
     with_consumer_offsets,
 )
+from message_store.files.line_journal import LineJournal, encode_line
+from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject
 from message_store.format.dialect import Dialect
@@ -104,28 +107,46 @@ class LoweredOffset:
 def lower_group_offsets(
     root: StoreRoot, queues: QueueSet, dialect: Dialect
 ) -> tuple[LoweredOffset, ...]:
-    """Set each offset of consumerOffset.json that is behind the end of its queue to that end.
+    """Set each offset of consumerOffset.json that is behind the end of its queue to that end, and
+    say so in the journal of groups.
 
     The queue has lost its end with the log, and what comes there is new: the group would pass over
-    it. A damaged file stays as it is, and so do offsets in queues that are not there. Raises
-    SourceError and TargetError.
+    it. A file that is damaged, or that the disk refuses, stays as it is: our groups believe the
+    journal. So do offsets in queues that are not there. Raises TargetError for the journal.
     """
-    text = read_config(root.path, CONSUMER_OFFSETS)
-    if text.problems:
+    try:
+        text, known = read_config(root.path, CONSUMER_OFFSETS), read_consumer_offsets(root.path)
+    except SourceError:
         return ()
     lowered = [
         LoweredOffset(topic, group, queue_id, offset, end)
-        for (topic, group), offsets in sorted(read_consumer_offsets(root.path).items())
+        for (topic, group), offsets in sorted(known.items())
         for queue_id, offset in sorted(offsets.items())
         if (queue := queues.find(topic, queue_id)) and offset > (end := queue.max_offset)
     ]
-    changed: ConsumerOffsets = {}
-    for one in lowered:
-        changed.setdefault((one.topic, one.group), {})[one.queue_id] = one.end
-    if changed:
+    if lowered:
+        _note_ends(root, {(one.topic, one.queue_id): one.end for one in lowered})
+        changed: ConsumerOffsets = {}
+        for one in lowered:
+            changed.setdefault((one.topic, one.group), {})[one.queue_id] = one.end
         value = with_consumer_offsets(text.value, changed)
-        replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
+        with suppress(SourceError, TargetError):
+            if not text.problems:
+                replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
     return tuple(lowered)
+
+
+def _note_ends(root: StoreRoot, ends: Mapping[tuple[str, int], int]) -> None:
+    """Add a line ``L`` for each queue to the journal of groups, if there is one."""
+    if not is_present(root.group_journal):
+        return
+    journal = LineJournal(root.group_journal)
+    try:
+        lines = [f"L {queue_id} {end} {topic}" for (topic, queue_id), end in ends.items()]
+        journal.append(map(encode_line, lines))
+        journal.sync(journal.begin_sync())
+    finally:
+        journal.close()
 
 
 def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -> bool:

@@ -58,6 +58,7 @@ def opened_store(root: StoreRoot, lock: StoreLock, change: Change) -> Iterator[L
         dialect=Dialect(change.asked["dialect"]),
         settings=file_sizes(root),
         levels=DelayLevels.parse(change.asked["level_table"]),
+        is_for_a_change=True,
     )
     try:
         change.restore_file(root, "checkpoint")

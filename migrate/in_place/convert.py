@@ -20,7 +20,7 @@ import attrs
 
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.clock import SystemClock, stopwatch_s
-from message_store.base.errors import DelayStoreError, OptionsError, PlanError
+from message_store.base.errors import BadRecordsError, DelayStoreError, OptionsError, PlanError
 from message_store.files.log_row import open_log
 from message_store.files.segments import list_segments
 from message_store.files.small_files import read_small_file, replace_file
@@ -53,7 +53,14 @@ from migrate.changes.undo import (
     refuse_moved,
     undo,
 )
-from migrate.in_place.checks import Conf, file_sizes, refuse_damage, refuse_settings, refuse_store
+from migrate.in_place.checks import (
+    Conf,
+    file_sizes,
+    read_ends,
+    refuse_damage,
+    refuse_settings,
+    refuse_store,
+)
 from migrate.in_place.plan import (
     CONTINUED,
     NOTHING,
@@ -66,7 +73,7 @@ from migrate.in_place.plan import (
 )
 from migrate.progress import Progress, no_progress
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
-from migrate.report.report import Seconds
+from migrate.report.report import BadRecord, Seconds
 from migrate.settings import WHEEL, ConvertOptions, TargetSettings
 from migrate.write.owner import give_away, require_owner
 
@@ -160,9 +167,9 @@ class _InPlace:
                 return report
             lock = self.root.take_lock()
         try:
-            planned = self._plan()
             is_after_crash = not self.root.was_stopped_cleanly and self.options.after_crash
-            if is_after_crash and not planned.is_empty:  # what is refused was not recovered
+            planned = self._plan_of_crashed() if is_after_crash else self._plan()
+            if planned is None or (is_after_crash and not planned.is_empty):
                 lock = self._recover(lock)
                 planned = self._plan()
             if planned.is_empty:
@@ -177,6 +184,19 @@ class _InPlace:
         return plan_in_place(
             self.root, self.options, clock_ms=self.clock_ms, progress=self.progress
         )
+
+    def _plan_of_crashed(self) -> InPlacePlan | None:
+        """The plan before recovery, so that what is refused was not recovered; None where entries
+        lead behind the log's end, which recovery takes away.
+        """
+        try:
+            return self._plan()
+        except BadRecordsError as error:
+            end = read_ends(self.root).log_end
+            bad = [each for each in error.records if isinstance(each, BadRecord)]
+            if any(each.commit_log_offset < end for each in bad):
+                raise
+            return None
 
     def _seconds(self, planned_s: float) -> Seconds:
         total = stopwatch_s() - self.started_s
@@ -241,6 +261,7 @@ class _InPlace:
             dialect=_dialect(backlog.offsets.dialect),
             settings=file_sizes(self.root),
             levels=backlog.level_table,
+            is_for_a_change=True,
         ).abandon()
         for path, content in ((self.root.checkpoint, checkpoint), (self.root.abort, abort)):
             if content is not None:

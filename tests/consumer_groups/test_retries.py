@@ -310,7 +310,7 @@ def test_what_a_broker_stored_oddly_is_retried(bench: GroupBench) -> None:
         queue_offset=1,
         born_host=Host(bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1]), 80),
         sys_flag=SYS_BORN_HOST_IPV6,
-        properties_text=b"a\x01\xff\x02UNIQ_KEY\x01q\x02",
+        properties_text=b"a\x01\xff\x02b\x01c\x01d\x02UNIQ_KEY\x01q\x02",
     )
     live = bench.store.live
     assert live is not None
@@ -325,5 +325,5 @@ def test_what_a_broker_stored_oddly_is_retried(bench: GroupBench) -> None:
     group.retry(only(group))
     bench.wait(LEVELS.delay_ms(3) + SLOT_MS)
     again = only(group)
-    assert again.stored.properties_text.startswith(b"a\x01\xff\x02")
+    assert again.stored.properties_text.startswith(b"a\x01\xff\x02b\x01c\x01d\x02")
     assert str(again.stored.born_host) == "10.0.0.1:80"

@@ -357,3 +357,16 @@ def test_what_is_refused_after_a_crash_was_not_recovered(tmp_path: Path) -> None
     with pytest.raises(BadRecordsError, match="nothing was written"):
         do(store, NOW_MS, after_crash=True)
     assert tree(store) == before
+
+
+def test_what_leads_behind_a_log_that_the_power_cut_is_taken_away_first(tmp_path: Path) -> None:
+    """A queue may be ahead of the log then; recovery cuts it, as a broker does."""
+    built = build_level_store(
+        tmp_path / "store", [LevelMessage(level=5), LevelMessage(level=3)], abort=True
+    )
+    [log] = (built.root / "commitlog").iterdir()
+    data = bytearray(log.read_bytes())
+    size = int.from_bytes(data[:4], "big")
+    data[size:] = bytes(len(data) - size)
+    log.write_bytes(data)
+    assert do(built.root, NOW_MS, after_crash=True).conversion.total("converted") == 1

@@ -253,3 +253,13 @@ def test_the_record_of_a_new_file_that_went_with_the_power_is_written_again(
     last.write_bytes(bytes(last.stat().st_size))
     assert do(store, NOW_MS).state == "done"
     assert timer_records(store) == wanted
+
+
+def test_consumer_offsets_behind_the_end_of_their_queue_are_left_alone(tmp_path: Path) -> None:
+    """An engine lowers them; a change and its rollback leave every file as it was."""
+    store = tmp_path / "store"
+    build_level_store(store, ITEMS, consumer_offsets={"Plain@billing": {0: 7}})
+    before = tree(store)
+    do(store, NOW_MS)
+    roll_back(StoreRoot(store), execute=True)
+    assert tree(store) == before
