@@ -196,6 +196,8 @@ def _record_columns(
     batch, rows = decoded.batch, decoded.rows
     topics = _text(batch.property(names.REAL_TOPIC))
     queue_ids = _numbers(batch.property(names.REAL_QUEUE_ID))
+    is_int = pc.equal(queue_ids, queue_ids.cast(pa.int32(), safe=False).cast(pa.int64()))
+    queue_ids = pc.if_else(is_int, queue_ids, None)  # Integer.parseInt takes no other
     due_ms = pa.array(part.due_ms[rows])
     required = [
         (topics, "its real topic is missing"),

@@ -149,6 +149,16 @@ def test_text_that_is_not_unicode_is_replaced(tmp_path: Path) -> None:
     assert row["tags"] == "caf\ufffd"
 
 
+@pytest.mark.parametrize("queue_id", [2**31, 2**32 + 1, 10**17])
+def test_a_queue_id_that_is_no_int_is_a_problem(queue_id: int, tmp_path: Path) -> None:
+    """Java parses none, and a conversion refuses it."""
+    pairs = [("REAL_TOPIC", "orders"), ("DELAY", "5"), ("REAL_QID", str(queue_id))]
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+    build_level_store(tmp_path / "store", [LevelMessage(level=5, raw_properties=text)])
+    [row] = table(tmp_path / "store", LEVELS, TableOptions(now_ms=NOW_MS), keep=True)
+    assert (row["queue_id"], row["problem"]) == (None, "its real queue id is no number")
+
+
 TEXTS = st.lists(
     st.sampled_from([b"a\x01b", b"a\x01c", b"TAGS\x01x", b"\x01x", b"y\x01", b"", b"noise"])
     | st.tuples(st.text(max_size=3), st.text(max_size=3)).map(lambda p: "\x01".join(p).encode()),
