@@ -8,6 +8,7 @@ import importlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -201,6 +202,12 @@ def pytest_collection_finish() -> None:
 
 
 # --- what a test is given -------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def python_s_own_interrupt() -> None:
+    """PySpark leaves a handler of its own in a process that had a session."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
