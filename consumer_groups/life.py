@@ -133,7 +133,7 @@ def _state_of_past(
     level_units: LevelUnits | None,
 ) -> MessageState:
     """The state of a message that is not pending, by its steps and by those of its key, as a group
-    or all of them see it.
+    sees it, or as it is where no group has begun.
     """
     last = [step for step in steps if step.event is not Event.CANCELLED][-1:]
     if not last:  # a cancel is all that is left
@@ -143,7 +143,7 @@ def _state_of_past(
         return MessageState.CANCELLED if is_known else MessageState.UNKNOWN
     if last[0].event is Event.DEAD:
         return MessageState.DEAD
-    return _state_in_groups(store, last[0].record, group)
+    return _state_in_group(store, last[0].record, group)
 
 
 def _was_cancelled(
@@ -158,19 +158,12 @@ def _was_cancelled(
     return any(0 < size < MAX_NEUTRAL_BYTES for size in units["size_bytes"])
 
 
-def _state_in_groups(store: GroupStore, record: StoredMessage, group: str | None) -> MessageState:
-    table, now_ms = groups_of(store).table, store.clock.now_ms()
-    asked = table.group_names() if group is None else {group}
-    found = set()
-    for name in asked:
-        progress = table.find(QueueKey(name, record.topic, record.queue_id))
-        if progress is None:
-            continue
-        if progress.is_done(record.queue_offset):
-            found.add(MessageState.ACKNOWLEDGED)
-        elif progress.is_in_flight(record.queue_offset, now_ms):
-            found.add(MessageState.IN_FLIGHT)
-        else:
-            found.add(MessageState.DELIVERED)
-    order = (MessageState.IN_FLIGHT, MessageState.DELIVERED, MessageState.ACKNOWLEDGED)
-    return next((state for state in order if state in found), MessageState.DELIVERED)
+def _state_in_group(store: GroupStore, record: StoredMessage, group: str | None) -> MessageState:
+    key = None if group is None else QueueKey(group, record.topic, record.queue_id)
+    progress = None if key is None else groups_of(store).table.find(key)
+    if progress is None:
+        return MessageState.DELIVERED
+    if progress.is_done(record.queue_offset):
+        return MessageState.ACKNOWLEDGED
+    is_in_flight = progress.is_in_flight(record.queue_offset, store.clock.now_ms())
+    return MessageState.IN_FLIGHT if is_in_flight else MessageState.DELIVERED

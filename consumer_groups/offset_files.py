@@ -43,6 +43,7 @@ from message_store.files.config_files import (
 from message_store.files.line_journal import LineJournal, encode_line
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect, JsonObject
+from message_store.writing.topics import LOST_END
 
 
 class QueueKey(NamedTuple):
@@ -280,7 +281,7 @@ def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
     try:
         for line in lines:
             kind, number, *fields = line.split(" ")
-            if kind == "L":
+            if kind == LOST_END:
                 end, topic = fields
                 for key, progress in noted.items():
                     if (key.topic, key.queue_id) == (topic, int(number)):

@@ -257,12 +257,15 @@ def encode_consumer_offsets(
 
 def with_consumer_offsets(value: JsonObject, offsets: ConsumerOffsets) -> JsonObject:
     """The value of a consumerOffset.json with these offsets in it; entries of others stay."""
-    known = _table(value, "offsetTable")
-    entries: JsonObject = dict(known.items())
+    table = value.get("offsetTable")
+    entries: JsonObject = dict(table) if isinstance(table, dict) else {}
     for (topic, group), changed in sorted(offsets.items()):
         name = f"{topic}{_SEPARATOR}{group}"
-        queues = {q: at for q, at in known.get(name, {}).items() if _number(q, -1) not in changed}
-        queues.update(changed.items())
+        known = entries.get(name)
+        queues: JsonObject = dict(known) if isinstance(known, dict) else {}
+        for queue_id, offset in changed.items():
+            queues.pop(str(queue_id), None)
+            queues[queue_id] = offset
         entries[name] = queues
     return {**value, "offsetTable": entries}
 

@@ -202,6 +202,11 @@ class SizeLimits:
             timed_record=max_message_bytes + TIMED_RECORD_MARGIN_BYTES - DELIVERY_GROWTH_BYTES,
         )
 
+    @property
+    def at_once(self) -> "SizeLimits":
+        """The limits of what leaves the wheel with its next slot: no roll makes it longer."""
+        return attrs.evolve(self, timed_record=self.timed_record + DELIVERY_GROWTH_BYTES)
+
     def check(self, body_bytes: int, properties_bytes: int, timed_record_bytes: int) -> None:
         """Raises TooLongError for what is too large to be stored now or delivered later.
 

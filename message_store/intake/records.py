@@ -22,7 +22,6 @@ from message_store.format.layout import Layout
 from message_store.format.message import LOCAL_HOST, Host, Message, StoredMessage
 from message_store.format.message_codec import encode_message
 from message_store.format.message_rules import (
-    DELIVERY_GROWTH_BYTES,
     MAX_MESSAGE_BYTES,
     RESERVED_PROPERTIES,
     RETRY_TOPIC_MAX_BYTES,
@@ -275,6 +274,7 @@ def require_storable(
 
 
 _WIDEST_SLOT_MS = 1_000
+"""Of a wheel: what is due now is out by then."""
 _KEPT = {names.TAGS, names.KEYS, names.UNIQUE_KEY}
 _DROPPED = frozenset(name.encode() for name in RESERVED_PROPERTIES - _KEPT)
 
@@ -355,9 +355,9 @@ class StoredAgainMaker:
         )
         size_bytes = len(encode_message(pending))
         timed_bytes = 0 if out_ms is None else size_bytes
-        if out_ms is not None and out_ms <= now_ms + _WIDEST_SLOT_MS:  # no roll is to come
-            timed_bytes -= DELIVERY_GROWTH_BYTES
-        form.limits.check(len(pending.body), len(pending.properties_text), timed_bytes)
+        is_at_once = out_ms is not None and out_ms <= now_ms + _WIDEST_SLOT_MS
+        limits = form.limits.at_once if is_at_once else form.limits
+        limits.check(len(pending.body), len(pending.properties_text), timed_bytes)
         offset = offset_for(size_bytes)
         record = encode_message(attrs.evolve(pending, commit_log_offset=offset))
         return record, offset, string_hash(message.tags or ""), key

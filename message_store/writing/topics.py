@@ -5,12 +5,12 @@ Consumer offsets are corrected here where a queue has lost its end.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 
 import attrs
 import numpy as np
 
-from message_store.base.errors import SourceError, TargetError
+from message_store.base.errors import SourceError
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     TOPICS,
@@ -93,6 +93,10 @@ class LiveTopic:
         return queued_message(self._log, offset, size_bytes, queue_offset)
 
 
+LOST_END = "L"
+"""Of a line of the journal of groups: queue id, end and topic of a queue that has lost its end."""
+
+
 @attrs.frozen
 class LoweredOffset:
     """A group's offset in a queue, and the end of that queue, which it was set to."""
@@ -111,8 +115,8 @@ def lower_group_offsets(
     say so in the journal of groups.
 
     The queue has lost its end with the log, and what comes there is new: the group would pass over
-    it. A file that is damaged, or that the disk refuses, stays as it is: our groups believe the
-    journal. So do offsets in queues that are not there. Raises TargetError for the journal.
+    it. Offsets in queues that are not there stay as they are, and so does a file that is none.
+    Raises TargetError.
     """
     try:
         text, known = read_config(root.path, CONSUMER_OFFSETS), read_consumer_offsets(root.path)
@@ -130,19 +134,17 @@ def lower_group_offsets(
         for one in lowered:
             changed.setdefault((one.topic, one.group), {})[one.queue_id] = one.end
         value = with_consumer_offsets(text.value, changed)
-        with suppress(SourceError, TargetError):
-            if not text.problems:
-                replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
+        replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
     return tuple(lowered)
 
 
 def _note_ends(root: StoreRoot, ends: Mapping[tuple[str, int], int]) -> None:
-    """Add a line ``L`` for each queue to the journal of groups, if there is one."""
+    """Add a line for each queue to the journal of groups, if there is one."""
     if not is_present(root.group_journal):
         return
     journal = LineJournal(root.group_journal)
     try:
-        lines = [f"L {queue_id} {end} {topic}" for (topic, queue_id), end in ends.items()]
+        lines = [f"{LOST_END} {queue_id} {end} {topic}" for (topic, queue_id), end in ends.items()]
         journal.append(map(encode_line, lines))
         journal.sync(journal.begin_sync())
     finally:

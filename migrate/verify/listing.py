@@ -19,7 +19,7 @@ from migrate.verify.digests.entries import DIGEST_IDENTITY
 from migrate.verify.digests.record_kernel import REMOVED_PROPERTIES
 from migrate.verify.found import Found
 from migrate.verify.jobs import SideEntries
-from migrate.verify.report import Difference, FieldDifference, Problem
+from migrate.verify.report import SAMPLE, Difference, FieldDifference, Problem
 from migrate.verify.tasks import DigestResult
 
 _SHOWN_CHARS = 120
@@ -236,7 +236,7 @@ def sample_problems(
             lost.append(int(number))
     if lost:
         what = f"the message at {source.offset(lost[0])} is not in the target unchanged"
-        yield Problem("sample", what, len(lost))
+        yield Problem(SAMPLE, what, len(lost))
 
 
 def _is_same(source: RecordReader, number: int, target: RecordReader, other: int) -> bool:

@@ -54,6 +54,10 @@ class Difference:
     fields: tuple[FieldDifference, ...] = ()
 
 
+SAMPLE = "sample"
+"""Where a problem is that the sampled messages show: differences, said once more."""
+
+
 @attrs.frozen
 class Problem:
     """Something wrong that is not one message's: in the structure of the target, in the
@@ -109,6 +113,11 @@ class VerifyReport:
         if not self.was_opened:
             return self.problems
         return tuple(each for each in self.problems if each.where in _WITH_THE_SOURCE)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether more is wrong than messages that are missing or different."""
+        return any(each.where != SAMPLE for each in self.problems)
 
     @property
     def is_clean(self) -> bool:

@@ -347,18 +347,13 @@ def account(report: "VerifyReport") -> Iterable[str]:
         yield f"{report.only_counted:,} only counted"
 
 
-def _is_damaged(report: "VerifyReport") -> bool:
-    """Whether more is wrong with the target than that messages are not there."""
-    return any(each.where != "sample" for each in report.problems)
-
-
 def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
     """What a verification comes to, said of no more than what it looked at."""
     if not report.is_clean:
         if report.unexpected and not report.converted:
             yield "nothing that waits in the source is in the target: that was made from another"
             yield "store, or the source was retired or used since"
-        elif report.missing and not (report.whole_log or _is_damaged(report)):
+        elif report.missing and not (report.whole_log or report.is_damaged):
             yield "a lost or shortened level queue may be the reason: convert anew with --whole-log"
         yield "do not start a broker on this target"
         return
