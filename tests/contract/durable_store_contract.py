@@ -40,10 +40,15 @@ def closed(store: DelayStore) -> None:
 
 
 def require_handles_of_one_key_apart(store: DelayStore, first_due_ms: int) -> None:
-    """Each handle takes the messages that were promised for its time, and no neighbour."""
+    """Each handle takes the messages that were promised for its time, and no neighbour: of those
+    at the ends of slots of each width, and a little before and after.
+    """
+    first_due_ms += -first_due_ms % 1_000
+    ends = (0, 100, 200, 400, 500, 600, 900, 1_000, 1_100, 1_500, 2_000)
+    dues_ms = sorted({first_due_ms + end + near for end in ends for near in (-1, 0, 1, 37)})
     receipts = [
-        store.schedule(Message("orders", b"same", unique_key="K"), AtMs(first_due_ms + later))
-        for later in range(0, 2_500, 100)
+        store.schedule(Message("orders", b"same", unique_key="K"), AtMs(due_ms))
+        for due_ms in dues_ms
     ]
     promises = Counter(each.promised_ms for each in receipts)
     for receipt in reversed(receipts):

@@ -107,6 +107,10 @@ class Life:
         if PENDING in self.may:
             self.become(self.may | {fate})
 
+    def may_be_repeated(self) -> None:
+        """It may wait once more, whatever became of it."""
+        self.become(self.may | {PENDING})
+
     def surely(self, fate: Fate) -> None:
         """Where it was pending it has this fate."""
         if PENDING in self.may:
@@ -434,6 +438,9 @@ class Account:
                 self._batches += 1
                 life.batch = self._batches
         self.killed()
+
+    def opened(self) -> None:
+        """Engines of ours deliver nothing again because somebody opened them."""
 
     def killed(self) -> None:
         """A store that repeats after a kill does so from now on. An entry of a level that is made

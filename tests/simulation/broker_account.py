@@ -66,6 +66,15 @@ class BrokerAccount(Account):
         super().killed()
         self.struck()
 
+    def opened(self) -> None:
+        """A wheel goes back to what its last unit says: what was due when it was put in, at once or
+        after a roll, has none, and is delivered once more at every opening.
+        """
+        for life in self._own() if self.family == "timers" else ():
+            if life.early_ms <= life.scheduled_ms or self._rolls(life):
+                self.most[id(life)] = min(self.most_of(life) + 1, _ANY_NUMBER)
+                life.may_be_repeated()
+
     def struck(self) -> None:
         """The disk refused something: it may have been done, and may be done again."""
         for life in self.lives:
@@ -74,7 +83,7 @@ class BrokerAccount(Account):
             elif PENDING in life.since:  # by its unit, and by its entry, which gets another
                 self.most[id(life)] = min(3 * self.most_of(life), _ANY_NUMBER)
             if PENDING in life.since:  # a marker is late for what gets its unit again
-                life.become(life.may | {PENDING})
+                life.may_be_repeated()
 
     def most_of(self, life: Life) -> int:
         """How many of this message there may be."""

@@ -31,6 +31,7 @@ FAILED_ONCE: Final = {
     "what-is-new-is-placed-where-an-old-hand-stands": 8_100_406,
     "offsets-of-a-repeating-store-are-ahead-of-a-log-that-lost-power": 9_008_984,
     "a-listing-after-a-crash-trusts-a-checkpoint-from-before-a-clock-was-set-back": 9_011_456,
+    "a-handle-takes-a-neighbour-of-a-whole-second": 9_301_122,
 }
 """What was wrong, and the seed that met it."""
 

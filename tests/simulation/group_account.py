@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle of a consumer group in a random run: at which stage each message may be for it.
+"""The oracle of a consumer group in a random run: which records of each message it may have left.
 
-A message is in its topic, given back so many times, dead, or done. It goes from stage to stage as
-the group settles it. A seek begins it once more from its topic, while what was given back stays: so
-a message may have more than one chain of stages. Each has a name of its own.
+Of a message the group may have left the record in its topic, records that were given back so many
+times, and dead letters: that is one ``Left``. What is not certain after a fault is a set of them.
+Whatever the group does leads from each to others, and what it receives rules some out.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
+from typing import Any
 
 import attrs
 
@@ -20,15 +22,14 @@ from tests.simulation.account import message_of
 
 LEVEL_DELAYS_S = (1, 5, 10, 30, *(60 * each for each in range(1, 11)), 1_200, 1_800, 3_600, 7_200)
 _FIRST_LEVEL = 3
-_NEVER_MS = 10**15
 
 Place = tuple[str, int, int]
 """Topic, queue and queue offset of a record."""
 
 
-@attrs.frozen
+@attrs.frozen(order=True)
 class Stage:
-    """How far a chain has come; ``retries`` is how often it was given back."""
+    """How far a record has come; ``retries`` is how often its message was given back."""
 
     kind: str
     retries: int = 0
@@ -36,12 +37,15 @@ class Stage:
     @property
     def is_live(self) -> bool:
         """Whether the group has to receive it."""
-        return self not in (DEAD, DONE, NEVER)
+        return self.kind not in (DEAD.kind, _MARK)
 
 
-BASE, DEAD, DONE = Stage("in its topic"), Stage("dead"), Stage("done")
-NEVER = Stage("never sought")
-"""The seek that began a chain was lost with the power, for its whole queue."""
+_MANY = 200
+BASE, DEAD = Stage("in its topic"), Stage("dead")
+_MARK = "by an action"
+"""Not a record: the number marks what is left if an action was done, and is on the disk."""
+Left = tuple[Stage, ...]
+"""The records of a message that a group has left, in order."""
 
 
 def retried(times: int) -> Stage:
@@ -55,11 +59,59 @@ def retry_delay_ms(retries: int) -> int:
 
 
 @attrs.frozen
+class Move:
+    """A record at one stage becomes one at another; ``None`` is no record."""
+
+    stage: Stage | None
+    to: Stage | None
+
+    def whole(self, left: Left) -> Left:
+        """What is left when all of it was done. Of what is not there nothing becomes anything."""
+        if self.stage is None:
+            return left if self.to in left else _sorted(left, self.to)
+        rest = list(left)
+        if self.stage not in rest:
+            return left
+        rest.remove(self.stage)
+        return _sorted(rest, self.to)
+
+    def twice(self, left: Left) -> Left:
+        """The new record is on the disk after a loss of power, and what says so is not."""
+        return left if self.stage is None else _sorted(left, self.to)
+
+
+def _sorted(left: Sequence[Stage], more: Stage | None) -> Left:
+    if more is None or (more.kind == _MARK and more in left):
+        return tuple(left)
+    return tuple(sorted((*left, more)))
+
+
+NO_SEEKS: Mapping[Any, Stage] = {}
+_BEGIN, _SKIP = Move(None, BASE), Move(BASE, None)
+
+
+def _without(lefts: Iterable[Left], marks: Sequence[Stage] = ()) -> frozenset[Left]:
+    """The same without these marks, or without any."""
+    return frozenset(
+        tuple(each for each in left if each.kind != _MARK or (marks and each not in marks))
+        for left in lefts
+    )
+
+
+@attrs.define(eq=False)
 class Hand:
-    """A message in somebody's hands, and the stage at which it was received."""
+    """A message in somebody's hands, at which stage it was received, and until when it is hidden
+    from others.
+    """
 
     message: Received
     stage: Stage
+    until_ms: int
+
+    @property
+    def name(self) -> str:
+        """The message's."""
+        return self.message.unique_key or ""
 
     @property
     def place(self) -> Place:
@@ -69,101 +121,110 @@ class Hand:
 
 
 @attrs.define(eq=False)
-class Chain:
-    """One message as a group sees it: the stages at which it may be now, and since the last flush.
+class Known:
+    """What is known of one message: what may be left of it, now and since the last flush.
 
-    ``early_ms`` is when each retry may come, ``record`` where the record is that was received last
-    by this process, ``hand`` who has that, until ``until_ms``. ``seek`` is which one began
-    it, and in which queue.
+    ``early_ms`` is when each retry may come, ``retries`` which of them this process received and
+    did not settle.
     """
 
     name: str
-    may: frozenset[Stage] = frozenset({BASE})
-    since: frozenset[Stage] = frozenset({BASE})
+    may: frozenset[Left] = frozenset({(BASE,)})
+    since: frozenset[Left] = frozenset({(BASE,)})
     early_ms: dict[Stage, int] = attrs.field(factory=dict)
-    record: Place | None = None
-    hand: Hand | None = None
-    until_ms: int = 0
-    seek: tuple[int, int] | None = None
+    retries: dict[Place, Stage] = attrs.field(factory=dict)
 
-    def become(self, stages: Iterable[Stage]) -> None:
-        """These stages are possible now, and no others; none is one that is done."""
-        self.may = frozenset(stages) or frozenset({DONE})
+    def become(self, may: Iterable[Left]) -> None:
+        """These are possible now, and no others."""
+        self.may = frozenset(may)
         self.since |= self.may
 
-    def leave(self, stage: Stage) -> None:
-        """It is at any stage but this one."""
-        if stage in self.may:
-            self.become(self.may - {stage})
+    def saw(self, stage: Stage, at_least: int = 1) -> bool:
+        """There are so many records at a stage, or more; returns whether that may be."""
+        fits = frozenset(left for left in self.may if left.count(stage) >= at_least)
+        self.may = fits or self.may
+        return bool(fits)
+
+    def settle(self, marks: Sequence[Stage], *, is_done: bool, keeps: bool) -> None:
+        """What is under way by these marks has an end: all of it was done, or nobody knows."""
+        if is_done:
+            done = frozenset(left for left in self.may if set(marks) <= set(left))
+            self.may = done or self.may
+        if len(self.since) > _MANY:  # of seeks long ago nobody needs to know
+            self.may, self.since = _without(self.may), _without(self.since)
+        elif not keeps:
+            self.may, self.since = _without(self.may, marks), _without(self.since, marks)
 
     @property
-    def is_live(self) -> bool:
-        """Whether the group surely has to receive it."""
-        return all(stage.is_live for stage in self.may)
+    def marks(self) -> list[Stage]:
+        """Of seeks that surely are on the disk."""
+        return [stage for stage in min(self.may) if stage.kind == _MARK and self.at_least(stage)]
 
-    @property
-    def may_be_live(self) -> bool:
-        """Whether the group may have to receive it."""
-        return any(stage.is_live for stage in self.may)
+    def may_come(self, stage: Stage | None, early_ms: int) -> None:
+        """A record is to come at a time, as others at its stage may have to."""
+        if stage is not None:
+            self.early_ms[stage] = min(early_ms, self.early_ms.get(stage, early_ms))
+
+    def at_least(self, stage: Stage) -> int:
+        """So many records surely are at a stage."""
+        return min(left.count(stage) for left in self.may)
+
+    def at_most(self, stage: Stage) -> int:
+        """So many records may be at a stage."""
+        return max(left.count(stage) for left in self.may)
+
+    def live(self, has_base: bool) -> tuple[int, int]:
+        """How many records the group has to receive, at least and at most. A loss of power may have
+        taken one from its topic: then it is pending again, or was never flushed.
+        """
+        most = [sum(stage.is_live for stage in left) for left in self.may]
+        least = [
+            sum(stage.is_live and (has_base or stage != BASE) for stage in left)
+            for left in self.may
+        ]
+        return min(least), max(most)
 
     def __str__(self) -> str:
-        return f"{self.name}: {' or '.join(sorted(f'{s.kind} {s.retries}' for s in self.may))}"
+        lefts = sorted(_without(self.may))
+        told = [" and ".join(f"{s.kind} {s.retries}" for s in left) for left in lefts]
+        return f"{self.name}: {' or '.join(each or 'done' for each in told)}"
 
 
 class GroupAccount:
-    """One group's: its settings, and the chains of all messages that reached their topics."""
+    """One group's: its settings, and what is known of all messages that reached their topics."""
 
     def __init__(
         self, name: str, max_retries: int, *, is_ordered: bool, is_synced: bool = False
     ) -> None:
         self.name, self.max_retries = name, max_retries
         self.is_ordered, self.is_synced = is_ordered, is_synced
-        self._seeks = 0
-        self.chains: dict[str, list[Chain]] = defaultdict(list)
+        self.known: dict[str, Known] = {}
+        self._hands: dict[Place, Hand] = {}
         self.old_hands: list[Hand] = []
         """Messages that were received again since, or that a seek took from their holders."""
         self.places: dict[str, Place] = {}
+        self._actions = count()
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def take_in(self, found: Iterable[Found]) -> list[Chain]:
-        """These messages are in their topics now; returns a chain for each new one."""
+    def take_in(self, found: Iterable[Found]) -> list[Known]:
+        """These messages are in their topics now; returns those that are new."""
         self.places = {each.name: (each.topic, each.queue_id, each.queue_offset) for each in found}
-        new = [Chain(name) for name in self.places if name not in self.chains]
-        for chain in new:
-            self.chains[chain.name].append(chain)
+        new = [Known(name) for name in self.places if name not in self.known]
+        self.known |= {each.name: each for each in new}
         return new
 
     def forget_hands(self) -> None:
         """Another process has the store."""
         self.old_hands.clear()
-        for chain in self.all:
-            chain.hand = chain.record = None
-
-    def power_lost(self) -> list[Chain]:
-        """What was given back and never flushed may be there twice: the record was written to the
-        disk, and the journal's line of it was not. Returns a chain for each that may be so. A group
-        that syncs has that line on the disk first.
-        """
-        more = []
-        for chain in () if self.is_synced else self.all:
-            stages = chain.since - {DONE, NEVER}
-            for stage in stages if len(stages) > 1 else ():
-                may = frozenset({stage, DONE})
-                more.append(Chain(chain.name, may, may, dict(chain.early_ms)))
-        for chain in more:
-            self.chains[chain.name].append(chain)
-        return more
+        self._hands.clear()
+        for each in self.known.values():
+            each.retries.clear()
 
     @property
-    def all(self) -> list[Chain]:
-        """Every chain."""
-        return [chain for chains in self.chains.values() for chain in chains]
-
-    @property
-    def in_hand(self) -> list[Chain]:
-        """The chains that somebody works on."""
-        return [chain for chain in self.all if chain.hand is not None]
+    def in_hand(self) -> list[Hand]:
+        """What somebody works on."""
+        return list(self._hands.values())
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -177,48 +238,31 @@ class GroupAccount:
             yield from self._received_one(message, now_ms, advanced_to_ms)
 
     def _received_one(self, message: Received, now_ms: int, advanced_to_ms: int) -> Iterator[str]:
-        name = message.unique_key or ""
         is_retry = message.stored.topic == f"%RETRY%{self.name}"
         stage = retried(message.retries) if is_retry else BASE
-        hand = Hand(message, stage)
-        chain = self._chain_of(name, hand)
-        told = f"{self.name}: {name}, {stage.kind} {message.retries}"
-        if chain is None:
-            known = "; ".join(map(str, self.chains.get(name, [])))
-            yield f"{told} times, is received, and it is: {known or 'unknown'}"
+        hand = Hand(message, stage, message.visible_ms)
+        told = f"{self.name}: {hand.name}, {stage.kind} {message.retries}"
+        known = self.known.get(hand.name)
+        if known is None:
+            yield f"{told} times, is received, and is not known"
             return
-        wanted = message_of(name)
+        if is_retry:
+            known.retries[hand.place] = stage
+        if not known.saw(stage, sum(each == stage for each in known.retries.values()) or 1):
+            yield f"{told} times, is received, and it is: {known}"
+        for mark in known.marks:
+            for other in self.known.values():
+                other.saw(mark)
+        wanted = message_of(hand.name)
         if (message.topic, message.body) != (wanted.topic, wanted.body):
             yield f"{told}: received from {message.topic} with another body or topic"
-        if chain.hand is not None and now_ms < chain.until_ms:
-            yield f"{told}: received again {chain.until_ms - now_ms} ms before it is visible"
-        # Of two retries of a message, each of its own chain, nobody knows which this is.
-        early = [each.early_ms[stage] for each in self.chains[name] if stage in each.early_ms]
-        if advanced_to_ms < (early_ms := min(early, default=0)):
+        if advanced_to_ms < (early_ms := known.early_ms.get(stage, 0)):
             yield f"{told}: {early_ms - advanced_to_ms} ms early"
-        if chain.hand is not None:
-            self.old_hands.append(chain.hand)
-        if stage == BASE and NEVER in chain.may:  # so it is not lost for any message of the queue
-            for other in self.all:
-                if other.seek == chain.seek:
-                    other.leave(NEVER)
-        chain.become({stage})
-        chain.record, chain.hand, chain.until_ms = hand.place, hand, message.visible_ms
-        for other in self.chains[name]:
-            if other is not chain and stage == BASE:
-                other.leave(BASE)  # there is one record in its topic
-
-    def _chain_of(self, name: str, hand: Hand) -> Chain | None:
-        """Which chain a received record is: the one that it was before, else one that is surely at
-        this stage, else one that surely has to come, else one that may.
-        """
-        able = [chain for chain in self.chains.get(name, []) if hand.stage in chain.may]
-        bound = [chain for chain in able if chain.record == hand.place]
-        free = [chain for chain in able if chain.record is None or hand.stage == BASE]
-        left = [chain for chain in able if chain.record is not None and len(chain.may) > 1]
-        sure = [chain for chain in free if len(chain.may) == 1]
-        live = [chain for chain in free if chain.is_live]
-        return next(iter([*bound, *sure, *live, *free, *left]), None)
+        if (old := self._hands.pop(hand.place, None)) is not None:
+            self.old_hands.append(old)
+            if now_ms < old.until_ms:
+                yield f"{told}: received again {old.until_ms - now_ms} ms before it is visible"
+        self._hands[hand.place] = hand
 
     def _disorder(self, messages: Sequence[Received], now_ms: int) -> Iterator[str]:
         """A queue gives its messages in their order, and none while one is in somebody's hands."""
@@ -226,20 +270,16 @@ class GroupAccount:
         for message in messages:
             stored = message.stored
             offsets[stored.topic, stored.queue_id].append(stored.queue_offset)
-        held = {
-            chain.hand.place[:2]
-            for chain in self.in_hand
-            if chain.hand is not None and now_ms < chain.until_ms
-        }
+        held = {hand.place[:2] for hand in self.in_hand if now_ms < hand.until_ms}
         for queue, came in offsets.items():
             if queue in held:
                 yield f"{self.name}: {queue} is held by another message"
             if came != sorted(came):
                 yield f"{self.name}: {queue} gives {came}"
             before = {
-                self.places[chain.name][2]
-                for chain in self.all
-                if chain.may == {BASE} and self.places.get(chain.name, ("", 0))[:2] == queue
+                self.places[each.name][2]
+                for each in self.known.values()
+                if each.at_least(BASE) and self.places.get(each.name, ("", 0))[:2] == queue
             }
             if skipped := [each for each in before if each < came[-1] and each not in came]:
                 yield f"{self.name}: {queue} gives {came} before {sorted(skipped)}"
@@ -247,94 +287,98 @@ class GroupAccount:
     # --- settling ---------------------------------------------------------------------------------
 
     @contextmanager
-    def settling(self, hands: Sequence[Hand], to: Stage, early_ms: int = 0) -> Iterator[None]:
-        """Messages go to another stage; while that is done, and if it fails, they may be there."""
-        chains = [(chain, hand) for hand in hands for chain in self._meant(hand)]
-        for chain, _ in chains:
-            chain.become(chain.may | {to})
-            chain.early_ms[to] = min(early_ms, chain.early_ms.get(to, _NEVER_MS))
-        yield
-        for chain, hand in chains:
-            chain.leave(hand.stage)
-            chain.hand = chain.record = None
-        self._synced(chain for chain, _ in chains)
+    def settling(
+        self, hands: Sequence[Hand], to: Stage | None, early_ms: int = 0
+    ) -> Iterator[None]:
+        """Messages go to another stage, or are done. If that fails, each may be at either."""
+        moves: dict[Known, list[Move]] = defaultdict(list)
+        for hand in hands:
+            known = self.known[hand.name]
+            # A retry that is settled is settled: nothing more becomes of it.
+            if hand.stage == BASE or known.retries.pop(hand.place, None) is not None:
+                moves[known].append(Move(hand.stage, to))
+                known.may_come(to, early_ms)
+        with self._changing(moves):
+            yield
+        for hand in hands:
+            self._hands.pop(hand.place, None)
 
-    def _synced(self, chains: Iterable[Chain]) -> None:
-        """What came back to a group that syncs is on the disk."""
-        for chain in chains if self.is_synced else ():
-            chain.since = chain.may
+    @contextmanager
+    def _changing(
+        self, moves: Mapping[Known, Sequence[Move]], seeks: Mapping[Known, Stage] = NO_SEEKS
+    ) -> Iterator[None]:
+        """Each message takes its moves, or, when it fails, some of them. What a loss of power may
+        leave are any of those since the last flush. A group that syncs has them on the disk.
+        The power takes a seek from all messages of a queue or from none: these marks stay.
+        """
+        marks: dict[Known, list[Stage]] = defaultdict(list)
+        by_power: dict[Known, frozenset[Left]] = {}
+        for each, its in moves.items():
+            by_power[each] = each.may
+            for move in its:
+                mark = seeks.get(each) or self._mark()
+                marks[each].append(mark)
+                each.become(each.may | {_sorted(move.whole(left), mark) for left in each.may})
+                by_power[each] |= self._by_power(move, mark, by_power[each])
+                each.since |= self._by_power(move, mark, each.since)
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            for each, its_marks in marks.items():
+                each.since |= by_power[each]  # a flush meanwhile found some of it done
+                each.settle(its_marks, is_done=is_done, keeps=each in seeks)
+                if self.is_synced and is_done:
+                    each.since = each.may
 
-    def _meant(self, hand: Hand) -> list[Chain]:
-        """Whose record it is; none where it was settled before."""
-        return [
-            chain
-            for chain in self.chains[hand.message.unique_key or ""]
-            if hand.stage in chain.may and (hand.stage == BASE or chain.record == hand.place)
-        ]
+    def _by_power(self, move: Move, mark: Stage, lefts: Iterable[Left]) -> set[Left]:
+        """What a move may leave when the power goes, where the disk had one of these."""
+        found = {_sorted(move.whole(left), mark) for left in lefts}
+        return found if self.is_synced else found | {move.twice(left) for left in lefts}
+
+    def _mark(self) -> Stage:
+        return Stage(_MARK, next(self._actions))
 
     def stage_after_retry(self, hand: Hand) -> Stage:
         """What becomes of it when it is given back."""
         times = hand.message.retries
         return DEAD if times >= self.max_retries else retried(times + 1)
 
-    def held(self, chain: Chain, until_ms: int) -> None:
+    def held(self, hand: Hand, until_ms: int) -> None:
         """A retry in an ordered queue: it comes then, and what was received behind it after it."""
-        assert chain.hand is not None
-        topic, queue_id, queue_offset = chain.hand.place
-        chain.until_ms = until_ms
+        topic, queue_id, queue_offset = hand.place
+        hand.until_ms = until_ms
         for other in self.in_hand:
-            assert other.hand is not None
-            if other.hand.place[:2] == (topic, queue_id) and other.hand.place[2] > queue_offset:
-                self.old_hands.append(other.hand)
-                other.hand = None
+            if other.place[:2] == (topic, queue_id) and other.place[2] > queue_offset:
+                self.old_hands.append(self._hands.pop(other.place))
 
     @contextmanager
     def redriving(self, name: str, now_ms: int) -> Iterator[None]:
         """A dead letter becomes a message that was never retried."""
-        able = [chain for chain in self.chains[name] if DEAD in chain.may]
-        chain = min(able, key=lambda each: len(each.may))
-        to = retried(0)
-        chain.become({DEAD})  # the letter was seen
-        chain.become({DEAD, to})
-        chain.early_ms[to] = min(now_ms, chain.early_ms.get(to, _NEVER_MS))
-        yield
-        chain.leave(DEAD)
-        self._synced([chain])
+        known, to = self.known[name], retried(0)
+        known.saw(DEAD)
+        known.may_come(to, now_ms)
+        with self._changing({known: [Move(DEAD, to)]}):
+            yield
 
     # --- seeking ----------------------------------------------------------------------------------
 
     @contextmanager
-    def seeking(self, topic: str, offsets: dict[int, int]) -> Iterator[list[Chain]]:
-        """The group goes on at these offsets; gives the chains that may begin by it."""
-        begun: list[Chain] = []
-        ended: list[Chain] = []
-        self._seeks += 1
-        for name, (its_topic, queue_id, queue_offset) in self.places.items():
-            if its_topic != topic or queue_id not in offsets:
-                continue
-            chains = [chain for chain in self.chains[name] if BASE in chain.may]
-            is_behind = queue_offset >= offsets[queue_id]
-            if is_behind and any(chain.may == {BASE} for chain in chains):
-                continue
-            for chain in chains:
-                chain.become(chain.may | {DONE})
-            ended += chains
-            if is_behind:
-                may = frozenset({BASE, NEVER})
-                new = Chain(name, may, may, seek=(self._seeks, queue_id))
-                self.chains[name].append(new)
-                begun.append(new)
-        yield begun
-        for chain in ended:
-            chain.leave(BASE)
-        for chain in begun:
-            chain.become({BASE})
-        for chain in self.in_hand:
-            assert chain.hand is not None
-            if chain.hand.place[0] == topic and chain.hand.place[1] in offsets:
-                self.old_hands.append(chain.hand)
-                chain.hand = None
-        self._synced([*ended, *begun])
+    def seeking(self, topic: str, offsets: dict[int, int]) -> Iterator[None]:
+        """The group goes on at these offsets; what was given back stays."""
+        moves = {
+            self.known[name]: [_BEGIN if queue_offset >= offsets[queue_id] else _SKIP]
+            for name, (its_topic, queue_id, queue_offset) in self.places.items()
+            if its_topic == topic and queue_id in offsets
+        }
+        marks = {queue_id: self._mark() for queue_id in offsets}
+        seeks = {each: marks[self.places[each.name][1]] for each in moves}
+        with self._changing(moves, seeks):
+            yield
+        for hand in self.in_hand:
+            if hand.place[0] == topic and hand.place[1] in offsets:
+                self.old_hands.append(self._hands.pop(hand.place))
 
     # --- what must hold ---------------------------------------------------------------------------
 
@@ -345,25 +389,20 @@ class GroupAccount:
         whose retry waits, and the dead letters, listed or on their way.
         """
         seen = open_count + given_back.total()
-        least = len(self.to_receive)
-        most = sum(chain.may_be_live for chain in self.all)
+        live = [each.live(each.name in self.places) for each in self.known.values()]
+        least, most = sum(each for each, _ in live), sum(each for _, each in live)
         if not least <= seen <= most:
             told = f"{open_count} to receive, {given_back.total()} wait for their retry"
             yield f"{self.name}: {told}; that should be {least} to {most}"
-        for name in letters.keys() | self.chains.keys():
-            chains = self.chains.get(name, [])
-            least = sum(chain.may == {DEAD} for chain in chains)
-            most = sum(DEAD in chain.may for chain in chains)
-            if not least <= letters[name] <= most:
-                yield f"{self.name}: {letters[name]} dead letters {name}, not {least} to {most}"
+        for name in letters.keys() - self.known.keys():
+            yield f"{self.name}: a dead letter {name} of no message"
+        for each in self.known.values():
+            least, most = each.at_least(DEAD), each.at_most(DEAD)
+            if not least <= letters[each.name] <= most:
+                told = f"{letters[each.name]} dead letters {each.name}"
+                yield f"{self.name}: {told}, not {least} to {most}"
 
     @property
-    def to_receive(self) -> list[Chain]:
-        """The chains that the group surely has to receive. A loss of power may have taken a record
-        from its topic: then it is pending again, or was never flushed.
-        """
-        return [
-            chain
-            for chain in self.all
-            if chain.is_live and (BASE not in chain.may or chain.name in self.places)
-        ]
+    def to_receive(self) -> list[Known]:
+        """The messages of which the group surely has to receive something."""
+        return [each for each in self.known.values() if each.live(each.name in self.places)[0]]

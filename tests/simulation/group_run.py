@@ -16,12 +16,9 @@ from typing import Final, cast
 from consumer_groups import ConsumerGroup, GroupStore, Position, consumer_group
 from message_store import AfterMs, AtMs
 from message_store.interface.delay_store import Due
-from tests.simulation.cases import POWER
 from tests.simulation.draws import GROUPS
 from tests.simulation.group_account import (
     DEAD,
-    DONE,
-    Chain,
     GroupAccount,
     Hand,
     retry_delay_ms,
@@ -74,16 +71,6 @@ class GroupRun(RandomRun):
             self._session, self._groups = self.world.store, {}
             for account in self.accounts:
                 account.forget_hands()
-
-    def _died(self, rng: random.Random) -> None:
-        super()._died(rng)
-        assert self._strike is not None
-        if self._strike.fault in POWER:
-            self._power_was_lost()
-
-    def _power_was_lost(self) -> None:
-        for account in self.accounts:
-            self.world.account.others += account.power_lost()
 
     def _take_in(self) -> None:
         """Every group has to receive what is in its topics."""
@@ -172,13 +159,11 @@ class GroupRun(RandomRun):
 
     def _work_beside(self, together: Together, account: GroupAccount, rng: random.Random) -> None:
         """A thread that settles what it has, and one that receives more."""
-        chains, group = account.in_hand[:4], self.group(account)
+        hands, group = account.in_hand[:4], self.group(account)
         mine = random.Random(rng.random())
-        if chains and rng.random() < 0.8:
+        if hands and rng.random() < 0.8:
             do = rng.choice([self._acked, self._acked, self._one_retried])
-            together.also(
-                f"{account.name}: {do.__name__}", lambda: do(account, group, chains, mine)
-            )
+            together.also(f"{account.name}: {do.__name__}", lambda: do(account, group, hands, mine))
         if rng.random() < 0.4:
             together.also(
                 f"{account.name}: receive",
@@ -205,7 +190,8 @@ class GroupRun(RandomRun):
         world = self.world
         now_ms = world.clock.now_ms()
         messages = group.receive(topic, count, invisible_ms)
-        self._say(account, f"receive {topic}: {[m.unique_key for m in messages]}")
+        told = [f"{m.unique_key}{'+' * m.retries}" for m in messages]
+        self._say(account, f"receive {topic}: {told}")
         world.see()  # somebody else may have delivered it meanwhile
         world.account.others += account.take_in(world.found)
         wrong = account.received(messages, now_ms, world.account.advanced_to_ms)
@@ -219,74 +205,69 @@ class GroupRun(RandomRun):
 
     # --- settling ---------------------------------------------------------------------------------
 
-    def _some_in_hand(self, rng: random.Random) -> tuple[GroupAccount, list[Chain]] | None:
+    def _some_in_hand(self, rng: random.Random) -> tuple[GroupAccount, list[Hand]] | None:
         """Messages that one group has in hand; it receives some where it has none."""
         self._take_in()
         account = rng.choice(self.accounts)
         group = self.group(account)
         if not account.in_hand:
             self._receive_of(account, group, rng.choice(TOPICS), 5, rng.choice(_INVISIBLE_MS))
-        chains = account.in_hand
-        rng.shuffle(chains)
-        return (account, chains) if chains else None
+        hands = account.in_hand
+        rng.shuffle(hands)
+        return (account, hands) if hands else None
 
     def _ack(self, rng: random.Random) -> None:
         if (some := self._some_in_hand(rng)) is not None:
-            account, chains = some
-            chosen = chains[: rng.choice([1, 1, 2, 5, 40])]
+            account, hands = some
+            chosen = hands[: rng.choice([1, 1, 2, 5, 40])]
             self._acked(account, self.group(account), chosen, rng)
 
     def _acked(
         self,
         account: GroupAccount,
         group: ConsumerGroup,
-        chains: Sequence[Chain],
+        hands: Sequence[Hand],
         _rng: random.Random,
     ) -> None:
-        hands = [chain.hand for chain in chains if chain.hand is not None]
-        self._say(account, f"ack {[hand.message.unique_key for hand in hands]}")
-        with account.settling(hands, DONE):
+        self._say(account, f"ack {[hand.name for hand in hands]}")
+        with account.settling(hands, None):
             group.ack(*(hand.message for hand in hands))
 
     def _retry(self, rng: random.Random) -> None:
         if (some := self._some_in_hand(rng)) is not None:
-            account, chains = some
-            self._one_retried(account, self.group(account), chains, rng)
+            account, hands = some
+            self._one_retried(account, self.group(account), hands, rng)
 
     def _one_retried(
         self,
         account: GroupAccount,
         group: ConsumerGroup,
-        chains: Sequence[Chain],
+        hands: Sequence[Hand],
         rng: random.Random,
     ) -> None:
         """Give the first of these back, mostly for as long as RocketMQ would."""
         delay_ms = rng.choice([None, None, None, 0, 1_000, 61_000])
         due = None if delay_ms is None else AfterMs(delay_ms)
-        chain = chains[0]
-        if chain.hand is None:
-            return
         if account.is_ordered:
-            self._hold(account, group, chain, due, delay_ms)
+            self._hold(account, group, hands[0], due, delay_ms)
         else:
-            self._give_back(account, group, chain.hand, due, delay_ms)
+            self._give_back(account, group, hands[0], due, delay_ms)
 
     def _hold(
         self,
         account: GroupAccount,
         group: ConsumerGroup,
-        chain: Chain,
+        hand: Hand,
         due: Due | None,
         delay_ms: int | None,
     ) -> None:
         """In an ordered group the queue waits."""
-        hand = chain.hand
-        if hand is None or chain.until_ms != hand.message.visible_ms:
+        if hand.until_ms != hand.message.visible_ms:
             return
-        self._say(account, f"hold {chain.name}")
+        self._say(account, f"hold {hand.name}")
         group.retry(hand.message, due)
         held_ms = 1_000 if delay_ms is None else delay_ms
-        account.held(chain, self.world.clock.now_ms() + held_ms)
+        account.held(hand, self.world.clock.now_ms() + held_ms)
 
     def _give_back(
         self,
@@ -305,10 +286,8 @@ class GroupRun(RandomRun):
 
     def _reject(self, rng: random.Random) -> None:
         if (some := self._some_in_hand(rng)) is not None:
-            account, chains = some
-            hand = chains[0].hand
-            assert hand is not None
-            self._say(account, f"reject {chains[0].name}")
+            account, (hand, *_) = some
+            self._say(account, f"reject {hand.name}")
             with account.settling([hand], DEAD):
                 self.group(account).reject(hand.message)
 
@@ -320,7 +299,7 @@ class GroupRun(RandomRun):
             letter = rng.choice(letters)
             name = letter.unique_key or ""
             self._say(account, f"redrive {name}")
-            if not any(DEAD in chain.may for chain in account.chains[name]):
+            if not account.known[name].at_most(DEAD):
                 self._require([f"{account.name}: a dead letter {name} that nobody rejected"])
             with account.redriving(name, self.world.clock.now_ms()):
                 group.redrive(letter)
@@ -334,8 +313,8 @@ class GroupRun(RandomRun):
             return
         hand = account.old_hands.pop(rng.randrange(len(account.old_hands)))
         if rng.random() < 0.7 or account.is_ordered:
-            self._say(account, f"a late ack of {hand.message.unique_key}, {hand.stage}")
-            with account.settling([hand], DONE):
+            self._say(account, f"a late ack of {hand.name}, {hand.stage}")
+            with account.settling([hand], None):
                 group.ack(hand.message)
         else:
             self._give_back(account, group, hand, None, None)
@@ -347,8 +326,8 @@ class GroupRun(RandomRun):
         some = self._some_in_hand(rng)
         if some is None or some[0].is_ordered:
             return
-        account, chains = some
-        hand = chains[0].hand
+        account, hands = some
+        hand: Hand | None = hands[0]
         while hand is not None:
             retries, to = hand.message.retries, account.stage_after_retry(hand)
             self._give_back(account, self.group(account), hand, None, None)
@@ -360,10 +339,11 @@ class GroupRun(RandomRun):
             self.world.clock.tick(1 + self._slack_ms)
             self.world.advance()
             self._receive_all(account)
-            hands = [each.hand for each in account.chains[chains[0].name]]
-            hand = next((each for each in hands if each is not None and each.stage == to), None)
+            name = hand.name
+            mine = [each for each in account.in_hand if (each.name, each.stage) == (name, to)]
+            hand = mine[0] if mine else None
             if hand is None and not self._was_set_back and not self._is_async:
-                self._require([f"{account.name}: {chains[0]}: not received at its level's time"])
+                self._require([f"{account.name}: {name}: not received at its level's time"])
 
     @property
     def _is_async(self) -> bool:
@@ -388,8 +368,7 @@ class GroupRun(RandomRun):
         ranges = dict(self.world.store.topic(topic).ranges())
         position, offsets = self._position(rng, topic, ranges)
         self._say(account, f"seek {topic} {position}")
-        with account.seeking(topic, offsets) as begun:
-            self.world.account.others += begun
+        with account.seeking(topic, offsets):
             self.group(account).seek(topic, position)
 
     def _position(
@@ -465,9 +444,9 @@ class GroupRun(RandomRun):
         for topic in TOPICS:
             while self._receive_of(account, group, topic, _ALL, DAY_MS):
                 self._acked(account, group, account.in_hand, random.Random(0))
-        if left := [str(chain) for chain in account.to_receive]:
+        if left := [str(each) for each in account.to_receive]:
             raise WrongError(f"{account.name}: lost: {'; '.join(left)}")
         letters = Counter(letter.unique_key or "" for letter in group.dead_letters())
-        sure = Counter(chain.name for chain in account.all if chain.may == {DEAD})
+        sure = Counter({each.name: each.at_least(DEAD) for each in account.known.values()})
         if missing := sure - letters:
             raise WrongError(f"{account.name}: dead letters are lost: {missing}")

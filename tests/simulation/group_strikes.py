@@ -14,7 +14,7 @@ from typing import Final
 from consumer_groups import ConsumerGroup
 from consumer_groups.progress_table import SAVE_EVERY_MS
 from tests.simulation.draws import Strike
-from tests.simulation.group_account import BASE, Chain, GroupAccount, Hand
+from tests.simulation.group_account import BASE, GroupAccount, Hand
 from tests.simulation.group_run import TOPICS, GroupRun
 from tests.simulation.simulated_disk import Failing
 from tests.simulation.together import Together
@@ -115,13 +115,13 @@ class StruckGroupRun(GroupRun):
         self,
         account: GroupAccount,
         group: ConsumerGroup,
-        chains: Sequence[Chain],
+        hands: Sequence[Hand],
         rng: random.Random,
     ) -> None:
         """Acknowledge and flush again and again: one flush in five seconds saves what changed."""
-        for chain in chains:
+        for hand in hands:
             self.world.clock.tick(SAVE_EVERY_MS)
-            self._acked(account, group, [chain], rng)
+            self._acked(account, group, [hand], rng)
             with self.world.account.flushing():
                 self.world.store.flush()
 
@@ -145,12 +145,11 @@ class StruckGroupRun(GroupRun):
         """The first message of the topic in somebody's hand, after the group went back to it."""
         ranges = self.world.store.topic(_TOPIC).ranges()
         offsets = {queue_id: first for queue_id, (first, _) in ranges.items()}
-        with account.seeking(_TOPIC, offsets) as begun:
-            self.world.account.others += begun
+        with account.seeking(_TOPIC, offsets):
             group.seek(_TOPIC, "first")
         self._receive_of(account, group, _TOPIC, 1, DAY_MS)
-        hands = [chain.hand for chain in account.in_hand if not _is_elsewhere(chain)]
-        return next((hand for hand in hands if hand is not None and hand.stage == BASE), None)
+        hands = [hand for hand in account.in_hand if not _is_elsewhere(hand)]
+        return next((hand for hand in hands if hand.stage == BASE), None)
 
     def _back_and_retry(
         self, account: GroupAccount, group: ConsumerGroup, rng: random.Random
@@ -163,10 +162,9 @@ class StruckGroupRun(GroupRun):
         self.world.say("  power, file by file")
         self.world.is_stale, self._losses = True, self._losses + 1
         self.world.power_lost(rng, any_order=True, by_file=True)
-        self._power_was_lost()
         self.world.look_as_a_broker(is_power_cut=True)
 
 
-def _is_elsewhere(chain: Chain) -> bool:
+def _is_elsewhere(hand: Hand) -> bool:
     """Whether a message in somebody's hands is of another topic."""
-    return chain.hand is None or chain.hand.place[0] != _TOPIC
+    return hand.place[0] != _TOPIC

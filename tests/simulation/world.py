@@ -196,6 +196,7 @@ class World:
                 self._store = self.owner.open(self.root, self.clock)
             self._lacks_entries = self._lacks_files = False
             self.former_owner = None
+            self.account.opened()
 
     def open_or_go_back(self) -> None:
         """Open the store; where a new owner is refused, the one before him goes on."""

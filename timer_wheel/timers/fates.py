@@ -35,9 +35,10 @@ def are_named(
 
     A handle of ours says the promise, as that is now (``promised_ms``) or was for slots of the
     width when it was given (``widths_ms``, 1 where nobody knows). What is known of a width may be a
-    multiple of it, unless ``is_exact``. A handle of a broker says the millisecond after the out
-    time, which is a promise to the millisecond too. For the end of a slot it counts only before
-    ``foreign_until``, behind which no broker stored: another message may be promised for that time.
+    multiple of it, unless ``is_exact``. Only what was stored for a slot has such an end. A handle
+    of a broker says the millisecond after the out time, which is a promise to the millisecond too.
+    For the end of a slot it counts only before ``foreign_until``, behind which no broker stored:
+    another message may be promised for that time.
     """
     out_ms, first_offsets = facts.stored_out_ms, facts.first_offsets(offsets)
     if first_offset is not None:
@@ -52,7 +53,7 @@ def are_named(
     may_be_foreign = (first_offsets < foreign_until) | (out_ms % FINEST_MS != 0)
     is_it |= (out_ms + 1 == handle.due_ms) & may_be_foreign
     if is_exact:
-        is_it |= out_ms + widths_ms == handle.due_ms
+        is_it |= (out_ms + widths_ms == handle.due_ms) & (out_ms % widths_ms == 0)
     else:
         is_it |= may_be_promised(out_ms, handle.due_ms, widths_ms)
     is_it &= facts.is_fine
