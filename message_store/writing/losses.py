@@ -154,11 +154,11 @@ _HEAD_BYTES = 8
 _PAGE_BYTES = 4_096
 
 
-def cut_log(root: StoreRoot) -> str | None:
+def cut_log(root: StoreRoot, *, reads_last_file: bool = False) -> str | None:
     """A sentence about the end that the log of a store has lost; None without a loss.
 
-    Looks at the lengths of files and at two places of the log; after a loss it reads that file, up
-    to its last record. Raises SourceError.
+    Looks at the lengths of files and at two places of the log; after a loss, or where it
+    ``reads_last_file``, it walks that file up to its last record. Raises SourceError.
     """
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= 0:
@@ -177,9 +177,12 @@ def cut_log(root: StoreRoot) -> str | None:
         tail_bytes = min(SMALLEST_RECORD_BYTES, ends.log_end - start)
         is_full = ends.log_end == start + log.file_bytes
         tail = log.read_at(ends.log_end - tail_bytes, tail_bytes)
-        if any(log.read_at(start, _HEAD_BYTES)) and (is_full or any(tail)):
+        is_cut = not any(log.read_at(start, _HEAD_BYTES)) or not (is_full or any(tail))
+        if not is_cut and not reads_last_file:
             return None
         end = find_log_end(log, from_offset=start).log_end
+        if not is_cut and end >= ends.log_end:
+            return None
         return _sentence(root, log, ends.log_end, end)
 
 

@@ -142,7 +142,7 @@ def check_rows(snapshot: StoreSnapshot) -> Iterator[Finding]:
                 yield from _length_setting(snapshot, row)
     if root.has_lost_log:
         yield LOG_MISSING.at("commitlog", "no commit log file is there, but consume queues are")
-    elif (lost := cut_log(root)) is not None:
+    elif (lost := cut_log(root, reads_last_file=True)) is not None:
         yield LOG_CUT.at("commitlog", lost)
 
 

@@ -39,7 +39,6 @@ DELAYS_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
 STEPS_TO_THE_END_MS = (0, 1_000, 20_000, 200_000, 1_000_000)
 DAMAGES_A_STORE = 6
 NOT_TOLD_YET = {
-    ("time-index", 60): "the head of the last record: engines end the log there, check reads on",
     ("wheel", 144): "a unit's time after a kill: it may be of what is done",
     ("wheel", 317): "a unit's link after a kill: it may be of what is done",
     ("hierarchy", 322): "a damaged block of the database: check reads past it, the engine does not",
@@ -48,14 +47,8 @@ NOT_TOLD_YET = {
 
 NOT_TOLD_YET_OF_CANCELS = {
     ("levels", 1_053): "a record that says another place in its queue gets a second entry",
-    (
-        "levels",
-        1_135,
-    ): "the head of a delivered record: engines refuse the log, check does not look",
     ("wheel", 1_145): "a unit that says a time that is over: readers pass over it, engines mend it",
     ("wheel", 1_218): "a timer log that is gone after a kill: who lists it knows no cancels",
-    ("time-index", 1_036): "a damaged cancel: who lists takes its message for pending",
-    ("time-index", 1_160): "the head of the last record: engines refuse the log, check reads on",
 }
 """The same, of stores in which messages were cancelled."""
 
