@@ -57,7 +57,6 @@ EXIT_CODES = {
     "BadRecordsError": STOPPED_BY_POLICY,
     "WheelNotEmptyError": STOPPED_BY_POLICY,
     "LeftBehindError": STOPPED_BY_POLICY,
-    "VerificationError": FINDINGS,
     "OptionsError": USAGE,
     "PlanError": TARGET_UNWRITABLE,
     "UnsupportedDelayError": USAGE,

@@ -198,10 +198,6 @@ class RefusedStoresError(MigrationError):
         super().__init__("\n".join([f"{told}; nothing was written", *map(str, self.errors)]))
 
 
-class VerificationError(MigrationError):
-    """Source and target disagree."""
-
-
 _TOO_MANY_FILES = os.strerror(errno.EMFILE)
 
 

@@ -574,7 +574,6 @@ def test_every_error_of_the_table_exists() -> None:
         ("MigrationError", 4),
         ("BadRecordsError", 5),
         ("WheelNotEmptyError", 5),
-        ("VerificationError", 1),
         ("UnsupportedDelayError", 2),
     ],
 )
