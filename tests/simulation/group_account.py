@@ -294,6 +294,8 @@ class GroupAccount:
         moves: dict[Known, list[Move]] = defaultdict(list)
         for hand in hands:
             known = self.known[hand.name]
+            if hand.place in self._hands:  # from somewhere in here on it holds nobody back
+                self._hands[hand.place].until_ms = 0
             # A retry that is settled is settled: nothing more becomes of it.
             if hand.stage == BASE or known.retries.pop(hand.place, None) is not None:
                 moves[known].append(Move(hand.stage, to))
