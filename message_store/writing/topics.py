@@ -115,8 +115,8 @@ def lower_group_offsets(
     say so in the journal of groups.
 
     The queue has lost its end with the log, and what comes there is new: the group would pass over
-    it. Offsets in queues that are not there stay as they are, and so does a file that is none.
-    Raises TargetError.
+    it. A queue that is not there ends at 0: its topic was deleted, or the offsets are another
+    store's. A file that is none stays as it is. Raises TargetError.
     """
     try:
         text, known = read_config(root.path, CONSUMER_OFFSETS), read_consumer_offsets(root.path)
@@ -126,7 +126,7 @@ def lower_group_offsets(
         LoweredOffset(topic, group, queue_id, offset, end)
         for (topic, group), offsets in sorted(known.items())
         for queue_id, offset in sorted(offsets.items())
-        if (queue := queues.find(topic, queue_id)) and offset > (end := queue.max_offset)
+        if offset > (end := _end_of(queues, topic, queue_id))
     ]
     if lowered:
         _note_ends(root, {(one.topic, one.queue_id): one.end for one in lowered})
@@ -136,6 +136,11 @@ def lower_group_offsets(
         value = with_consumer_offsets(text.value, changed)
         replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
     return tuple(lowered)
+
+
+def _end_of(queues: QueueSet, topic: str, queue_id: int) -> int:
+    queue = queues.find(topic, queue_id)
+    return 0 if queue is None else queue.max_offset
 
 
 def _note_ends(root: StoreRoot, ends: Mapping[tuple[str, int], int]) -> None:

@@ -287,13 +287,16 @@ def test_a_group_goes_on_where_a_broker_left_it(
     left = (bench.folder / "config" / CONSUMER_OFFSETS).read_bytes()
     assert read_consumer_offsets(bench.folder) == {
         ("orders", "billing"): {0: 3},
-        ("T_1", "other"): {0: 93, 1: 82},
+        ("T_1", "other"): {0: 0, 1: 0},  # whose queues are not there
     }
-    expected = parse(text)
-    expected["offsetTable"]["orders@billing"] = {0: 3}  # type: ignore[call-overload,index]
+    expected: Any = parse(text)
+    expected["offsetTable"] |= {"orders@billing": {0: 3}, "T_1@other": {0: 0, 1: 0}}
     ours = ConfigDialect("4.9" if engine == "levels" else "5.5")
     assert left == write(expected, ours)
-    assert (bench.folder / "config" / (CONSUMER_OFFSETS + ".bak")).read_bytes() == text
+    expected["offsetTable"]["orders@billing"] = {0: 2}
+    assert (bench.folder / "config" / (CONSUMER_OFFSETS + ".bak")).read_bytes() == write(
+        expected, ours
+    )
     bench.store = bench.opened()
     assert bench.bodies(bench.group()) == ["d"]
     bench.store.close()
@@ -385,13 +388,13 @@ def test_what_others_wrote_into_an_entry_stays(bench: GroupBench) -> None:
     bench.deliver("a")
     bench.store.close()
     path = bench.folder / "config" / CONSUMER_OFFSETS
-    value = {"offsetTable": {"orders@billing": {"7": 5}}, "future": [1]}
+    value = {"offsetTable": {"orders@billing": {"7": 0}}, "future": [1]}
     path.write_bytes(json.dumps(value).encode())
     bench.store = bench.opened()
     bench.group().ack(*bench.group().receive("orders"))
     bench.reopen()
     assert read_config(bench.folder, CONSUMER_OFFSETS).value["future"] == [1]
-    assert read_consumer_offsets(bench.folder)["orders", "billing"] == {0: 1, 7: 5}
+    assert read_consumer_offsets(bench.folder)["orders", "billing"] == {0: 1, 7: 0}
 
 
 def test_many_acknowledgements_flush_by_themselves(
@@ -439,6 +442,26 @@ def test_a_group_behind_the_end_of_a_queue_misses_nothing_that_comes(
     assert not found_of_offsets(bench.store)
     # Where the engine knows the message, whose copy was lost, it delivers it once more.
     assert bench.bodies(bench.group()) in (["d", "e"], ["c", "d", "e"])
+    bench.store.close()
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_group_with_offsets_of_another_store_misses_nothing_that_comes(
+    tmp_path: Path, engine: str
+) -> None:
+    """A topic that was deleted and comes again begins at 0, and so does that of a new store."""
+    bench = GroupBench(engine, tmp_path / "store")
+    bench.store.close()
+    path = bench.folder / "config" / CONSUMER_OFFSETS
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(json.dumps({"offsetTable": {"orders@billing": {"0": 5, "3": 7}}}).encode())
+    bench.store = bench.opened()
+    assert len(found_of_offsets(bench.store)) == 2
+    assert read_consumer_offsets(bench.folder)["orders", "billing"] == {0: 0, 3: 0}
+    bench.deliver("a", "b")
+    bench.reopen()
+    assert not found_of_offsets(bench.store)
+    assert bench.bodies(bench.group()) == ["a", "b"]
     bench.store.close()
 
 

@@ -43,7 +43,7 @@ class BrokerAccount(Account):
             if life.family == "levels" and life.early_ms <= life.scheduled_ms:
                 life.late_ms += SHORTEST_LEVEL_MS
             alike = (each for each in self._own() if each.name == life.name)
-            if any(each.was_cancelled and self._is_near(each, life) for each in alike):
+            if any(each.was_cancelled and self._may_meet(each, life) for each in alike):
                 life.may_also(CANCELLED)
 
     def cancel(self, life: Life, *, by_receipt: bool) -> Asked:
@@ -53,6 +53,10 @@ class BrokerAccount(Account):
 
     def cancelled(self, asked: Asked, answer: Cancellation, *, forgets: bool) -> list[str]:
         """The answer: what is due comes, and is not cancelled."""
+        names = {life.name for life in asked.meant}
+        for life in self._own():  # what rolls may be where the marker is
+            if life.name in names and self._rolls(life):
+                life.may_also(CANCELLED)
         is_over = [life.early_ms <= self.clock.now_ms() for life in asked.meant]
         was_pending = all(may == {PENDING} for may in asked.fates) and not asked.near
         if all(is_over) and was_pending and answer is Cancellation.CANCELLED:
@@ -95,6 +99,10 @@ class BrokerAccount(Account):
     def _is_out_of_reach(self, life: Life) -> bool:
         """Whether it may have rolled past the marker that cancelled it."""
         return life.was_cancelled and self._rolls(life)
+
+    def _may_meet(self, cancelled: Life, life: Life) -> bool:
+        """Whether the marker of one may come to lie in a slot of the other."""
+        return self._is_near(cancelled, life) or self._rolls(life)
 
     def _rolls(self, life: Life) -> bool:
         return life.early_ms - life.scheduled_ms >= self.rolls_from_ms

@@ -65,5 +65,6 @@ FAILED_ONCE_IN_REFERENCES: Final = {
     "what-was-cancelled-before-a-flush-comes-after-a-kill": 101,
     "a-log-in-doubt-is-told-to-nobody": 228,
     "a-refused-put-of-a-wheel-is-told-to-nobody": 352,
+    "a-directory-that-cannot-be-made-is-no-error-of-a-store": 9_200_536,
 }
 """The same of runs with the focus on the reference engines."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from message_store.base.clock import Clock
-from message_store.base.errors import BadFieldError, FormatError
+from message_store.base.errors import BadFieldError, FormatError, TargetError, disk_errors
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import (
     InPlaceFile,
@@ -349,7 +349,8 @@ class CheckFileOfStore:
 
     def write(self, checkpoint: TimerCheckpoint) -> None:
         """Let it say this, durably. Raises TargetError."""
-        make_directories(self._root.config)
+        with disk_errors(TargetError, self._root.config, "made"):
+            make_directories(self._root.config)
         file = InPlaceFile(self._root.config_file(TIMER_CHECKPOINT_NAME))
         try:
             file.write(encode_timer_checkpoint(checkpoint), durably=True)
