@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
+import attrs
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from message_store import (
     Message,
     MessageBatch,
 )
+from message_store.format.recall_handle import RecallHandle
 from tests.contract.delay_store_contract import (
     START_MS,
     DelayStoreContract,
@@ -337,6 +339,66 @@ class DurableStoreContract(DelayStoreContract):
         store = open_one(clock)
         store.schedule(message(0), AfterMs(0))  # what is behind it has no slot before it goes
         require_handles_of_one_key_apart(store, START_MS + 9_000)
+
+    @pytest.mark.parametrize("is_reopened", [False, True])
+    def test_a_handle_of_what_is_gone_takes_no_other_of_its_key(
+        self, open_one: Open, clock: ManualClock, is_reopened: bool
+    ) -> None:
+        """Whatever lies between the promise of the one and that of the other: no slot's width."""
+        store = open_one(clock)
+        gone = store.schedule(Message("orders", b"gone", unique_key="K"), AfterMs(0))
+        clock.tick(2_000)  # also what waits behind others of a level is due
+        store.advance(clock.now_ms())
+        others = [
+            store.schedule(
+                Message("orders", b"other", unique_key="K"), AtMs(gone.promised_ms + later_ms)
+            )
+            for later_ms in range(2_900, 4_100, 100)
+        ]
+        for clock_ms in (0, 1, 437):
+            at = AtMs(START_MS + 5_000 + clock_ms)
+            others.append(store.schedule(Message("orders", b"other", unique_key="K"), at))
+        promised = Counter(each.promised_ms for each in others)
+        if is_reopened:
+            self.abandon(store)
+            store = open_one(clock)
+        first_ms = min(promised)
+        for before_ms in (1, 37, 100, 200, 500, 999, 1_000, 1_001):
+            if first_ms - before_ms == clock.now_ms():
+                continue  # of levels that is the handle of a message that was due when stored
+            asked = attrs.evolve(RecallHandle.parse(gone.handle), due_ms=first_ms - before_ms)
+            assert store.cancel(asked.text()) is not Cancellation.CANCELLED, before_ms
+        assert store.cancel(gone.handle) is Cancellation.ALREADY_DELIVERED
+        assert Counter(each.due_ms for each in store.pending(unique_key="K")) == promised
+
+    @pytest.mark.parametrize("by", ["receipt", "handle"])
+    @pytest.mark.parametrize("topic", ["orders", "returns"])
+    def test_a_key_that_looks_like_a_topic_and_a_key_is_a_key(
+        self,
+        open_one: Open,
+        clock: ManualClock,
+        end: Callable[[DelayStore], None],
+        by: str,
+        topic: str,
+    ) -> None:
+        """In one form the text of a delete marker is a topic, a plus and a key."""
+        store = open_one(clock)
+        keys = ["x", "orders+x", "orders+orders+x", "+x", "orders+"]
+        receipts = {
+            key: store.schedule(Message(topic, key.encode(), unique_key=key), AfterMs(9_000))
+            for key in keys
+        }
+        for key in ("orders+x", "orders+"):
+            receipt = receipts[key]
+            asked = receipt if by == "receipt" else receipt.handle
+            assert store.cancel(asked) is Cancellation.CANCELLED
+            keys.remove(key)
+            assert sorted(str(each.unique_key) for each in store.pending()) == sorted(keys)
+        end(store)
+        again = open_one(clock)
+        assert sorted(str(each.unique_key) for each in again.pending()) == sorted(keys)
+        came = again.advance(receipts["x"].promised_ms)
+        assert sorted(bodies(each.message for each in came)) == sorted(map(str.encode, keys))
 
     @pytest.mark.parametrize("place", [1, 100, 300])
     def test_a_listing_beside_others_has_what_waits_all_the_while_once(

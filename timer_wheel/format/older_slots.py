@@ -8,6 +8,7 @@ import math
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.columns.byte_column import Int64s, int64s
 
@@ -87,6 +88,15 @@ class OlderSlots:
         """
         widths_ms = int64s([*self.widths_ms, today_ms])[self.number_of(first_offsets)]
         return np.where(first_offsets < 0, EXACT_MS, widths_ms)
+
+    def are_sure(self, first_offsets: Int64s) -> NDArray[np.bool_]:
+        """Of which of these records ``widths_of`` is the width itself: not where widths were merged
+        or nobody knows, nor of a hierarchical wheel, which has slots beside the millisecond.
+        """
+        numbers = self.number_of(first_offsets)
+        is_sure = int64s([*self.widths_ms, 0])[numbers] != EXACT_MS
+        is_merged = (numbers == 0) & (len(self.untils) == MOST_WIDTHS)
+        return np.asarray(is_sure & ~is_merged & (first_offsets >= 0))
 
     def moved(self, promised_ms: int) -> set[int]:
         """What a promise in slots of any of these widths became; ``slot_of_older`` is among it."""

@@ -90,20 +90,19 @@ class Named:
 
         foreign_until = index.older.until
 
-        def named(widths_ms: Int64s, *, is_exact: bool = False) -> Bools:
-            asked = widths_ms, handle, first_offset, foreign_until
+        def named(widths_ms: Int64s, is_sure: Bools) -> Bools:
+            asked = widths_ms, handle, first_offset, foreign_until, is_sure
             due_ms = int64s(known.rows["due_ms"])
-            by_time = are_named(facts, offsets, due_ms, *asked, is_exact=is_exact)
-            return np.asarray(by_time & is_of_topic)
+            return np.asarray(are_named(facts, offsets, due_ms, *asked) & is_of_topic)
 
         widths_ms = index.older.widths_of(first_offsets, index.slot_precision_ms)
-        is_named = named(widths_ms, is_exact=True)
-        if not (is_named & is_live).any():
-            is_named = named(widths_ms)
+        is_named = named(widths_ms, np.ones(len(offsets), bool))
+        if not is_named.any():
+            is_named = named(widths_ms, index.older.are_sure(first_offsets))
         if not is_named.any():
             # While one waits for its slot's end the width is not changed; of what is over nobody
             # wrote it down.
-            is_named = named(np.full_like(widths_ms, EXACT_MS)) & ~is_pending
+            is_named = named(np.full_like(widths_ms, EXACT_MS), is_pending) & ~is_pending
         targets = {
             keys[row]: Target(
                 messages[row],

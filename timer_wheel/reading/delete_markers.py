@@ -114,9 +114,11 @@ def cancelled(
 
 
 def _takes(marker: StoredMessage, message: StoredMessage) -> bool:
-    """Whether a marker takes a message of its slot, topic and key: one that was scheduled before
-    it, and the named one if it names one. A message that a broker rolled may be that.
+    """Whether a marker takes a message of its slot: one of its topic and key that was scheduled
+    before it, and the named one if it names one. A message that a broker rolled may be that.
     """
+    if _named_by(marker) != (message.real_topic, message.unique_key):
+        return False
     scheduled_at, named = _scheduled_at(message), marker.properties.get(CANCELLED_OFFSET)
     is_named = named is None or scheduled_at < 0 or offset_of_text(named) == scheduled_at
     return is_named and scheduled_at < first_offset(marker)
@@ -239,4 +241,5 @@ def recalled_pairs(
 def _named_by(marker: StoredMessage) -> tuple[str, str]:
     """Topic and key of the messages that a marker takes away, in either form of its text."""
     topic, text = marker.real_topic, marker.properties.get(TIMER_DELETE_UNIQUE_KEY, "")
-    return topic, text.removeprefix(f"{topic}+")
+    is_whole = text == marker.unique_key  # also a key that begins with the topic
+    return topic, text if is_whole else text.removeprefix(f"{topic}+")

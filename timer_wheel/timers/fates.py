@@ -26,8 +26,7 @@ def are_named(
     handle: RecallHandle,
     first_offset: int | None,
     foreign_until: int,
-    *,
-    is_exact: bool = False,
+    is_sure: Bools,
 ) -> Bools:
     """Which of the records at ``offsets`` a handle may name, by time; a receipt by the first record
     of its message, whatever its slot's width was, and by time alone where none tells it. Topic and
@@ -35,7 +34,7 @@ def are_named(
 
     A handle of ours says the promise, as that is now (``promised_ms``) or was for slots of the
     width when it was given (``widths_ms``, 1 where nobody knows). What is known of a width may be a
-    multiple of it, unless ``is_exact``. Only what was stored for a slot has such an end. A handle
+    multiple of it, unless it ``is_sure``. Only what was stored for a slot has such an end. A handle
     of a broker says the millisecond after the out time, which is a promise to the millisecond too.
     For the end of a slot it counts only before ``foreign_until``, behind which no broker stored:
     another message may be promised for that time.
@@ -52,10 +51,8 @@ def are_named(
     is_it: Bools = promised_ms == handle.due_ms
     may_be_foreign = (first_offsets < foreign_until) | (out_ms % FINEST_MS != 0)
     is_it |= (out_ms + 1 == handle.due_ms) & may_be_foreign
-    if is_exact:
-        is_it |= (out_ms + widths_ms == handle.due_ms) & (out_ms % widths_ms == 0)
-    else:
-        is_it |= may_be_promised(out_ms, handle.due_ms, widths_ms)
+    is_its_end = (out_ms + widths_ms == handle.due_ms) & (out_ms % widths_ms == 0)
+    is_it |= is_its_end | (~is_sure & may_be_promised(out_ms, handle.due_ms, widths_ms))
     is_it &= facts.is_fine
     if first_offset is not None:
         is_later = marker_offsets(offsets, facts) > first_offset

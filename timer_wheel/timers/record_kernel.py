@@ -124,11 +124,15 @@ def _walk(place: int, end: int, spots: int) -> None:
 
 @inline_kernel
 def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
-    """The recall key; of a marker that of its target, in either form. An odd marker gets none."""
+    """The recall key; of a marker that of its target, in either form. An odd marker gets none. A
+    text that is the marker's own key is a key whole, also if that begins with the topic.
+    """
     topic, topic_bytes = spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1]
     spot = _DELETE_SPOT if spots[_DELETE_SPOT + 1] else _KEY_SPOT
     key, key_bytes = spots[spot], spots[spot + 1]
-    if spot == _DELETE_SPOT and key_bytes > topic_bytes + 1:
+    own, own_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]
+    is_own = key_bytes == own_bytes and equal_bytes(key, own, own_bytes)
+    if spot == _DELETE_SPOT and key_bytes > topic_bytes + 1 and not is_own:
         has_topic = topic_bytes > 0 and equal_bytes(key, topic, topic_bytes)
         if has_topic and load_u8(key + topic_bytes) == _PLUS:
             key += topic_bytes + 1

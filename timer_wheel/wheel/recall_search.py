@@ -2,6 +2,7 @@
 """Where the messages of a handle are on a wheel, and what became of those that wait no more."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -228,15 +229,18 @@ class Search:
     def waiting(self) -> list[Target]:
         """The messages that are pending, one for each marker that is needed to take all of them.
         What is known of a width may be a multiple of it; that is thought of where nothing is named
-        by the width itself.
+        by the width itself, pending or not.
         """
+        found = self._targets(is_exact=True)
+        if not found and not self._named_in_past(is_exact=True).any():
+            found = self._targets(is_exact=False)
+        return found
+
+    def _targets(self, *, is_exact: bool) -> list[Target]:
         found: dict[RecallKey, Target] = {}
-        for is_exact in (True, False):
-            for rows in self._pending():
-                among = self._among(rows, is_exact=is_exact)
-                found |= {target.recall_key: target for target in among}
-            if found:
-                break
+        for rows in self._pending():
+            among = self._among(rows, is_exact=is_exact)
+            found |= {target.recall_key: target for target in among}
         return list(found.values())
 
     def count_alike(self, target: Target) -> int:
@@ -271,6 +275,26 @@ class Search:
 
     def past(self) -> Cancellation:
         """What became of a message that is not pending."""
+        timers, (rows, facts) = self._timers, self._past_rows
+        is_named = self._named_in_past(is_exact=True)
+        if not is_named.any():
+            is_named = self._named_in_past(is_exact=False)
+        if not is_named.any():
+            # Of what was over when the wheel got its width nobody wrote down the one before.
+            is_waiting = timers.are_waiting(rows)
+            any_ms = np.where(is_waiting, self._widths_ms(rows, facts), EXACT_MS)
+            is_named = self._is_named(rows, facts, any_ms, is_waiting)
+        log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
+        return fate(log, *places, facts, is_named, timers.older, timers.foreign_until)
+
+    def _named_in_past(self, *, is_exact: bool) -> Bools:
+        rows, facts = self._past_rows
+        is_sure = self._are_sure(facts.first_offsets(rows.commit_log_offset), is_exact=is_exact)
+        return self._is_named(rows, facts, self._widths_ms(rows, facts), is_sure)
+
+    @cached_property
+    def _past_rows(self) -> tuple[TimerRows, TimerFacts]:
+        """All that a handle may name which the log of timers or the queue still has."""
         timers = self._timers
         first_ms = self._handle.due_ms - max(PRECISIONS_MS)
         end_ms = self.slots_ms[-1] + 2 * timers.precision_ms
@@ -278,14 +302,11 @@ class Search:
         rows = TimerRows.together([rows, *self._queued()])
         rows, facts, moved = mend_places(timers, rows, keys=True)
         timers.count_mended(moved)
-        log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
-        widths_ms = self._widths_ms(rows, facts)
-        is_named = self._is_named(rows, facts, widths_ms)
-        if not is_named.any():
-            # Of what was over when the wheel got its width nobody wrote down the one before.
-            any_ms = np.where(timers.are_waiting(rows), widths_ms, EXACT_MS)
-            is_named = self._is_named(rows, facts, any_ms)
-        return fate(log, *places, facts, is_named, timers.older, timers.foreign_until)
+        return rows, facts
+
+    def _are_sure(self, first_offsets: Int64s, *, is_exact: bool) -> Bools:
+        older = self._timers.older
+        return np.ones(len(first_offsets), bool) if is_exact else older.are_sure(first_offsets)
 
     def _queued(self) -> Iterator[TimerRows]:
         """Unplaced rows that may be of the topic: new ones, or done before the width was set."""
@@ -308,9 +329,10 @@ class Search:
             return
         rows, facts, moved = mend_places(self._timers, rows, keys=True)
         self._timers.count_mended(moved)
-        is_live = self._is_named(rows, facts, self._widths_ms(rows, facts), is_exact=is_exact)
-        is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         first_offsets = facts.first_offsets(rows.commit_log_offset)
+        is_sure = self._are_sure(first_offsets, is_exact=is_exact)
+        is_live = self._is_named(rows, facts, self._widths_ms(rows, facts), is_sure)
+        is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         for row in np.flatnonzero(is_live).tolist():
             first = -1 if self._first_offset is None else int(first_offsets[row])
             if (record := self._record(rows, row)) is not None:
@@ -325,13 +347,13 @@ class Search:
         return self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
 
     def _is_named(
-        self, rows: TimerRows, facts: TimerFacts, widths_ms: Int64s, *, is_exact: bool = False
+        self, rows: TimerRows, facts: TimerFacts, widths_ms: Int64s, is_sure: Bools
     ) -> Bools:
         """Which rows the handle or the receipt names: by time, topic, key and first record."""
         offsets, handle = rows.commit_log_offset, self._handle
         foreign_until = self._timers.foreign_until
         named = facts.promised_ms, widths_ms, handle, self._first_offset, foreign_until
-        may_be = are_named(facts, offsets, *named, is_exact=is_exact)
+        may_be = are_named(facts, offsets, *named, is_sure)
         is_named = np.zeros(len(rows), bool)
         for row in np.flatnonzero(may_be).tolist():
             record = self._record(rows, row)
