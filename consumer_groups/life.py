@@ -69,10 +69,8 @@ def state_by_steps(
         unique_key = which if isinstance(which, str) else which.unique_key
         steps = of_key
         if steps:
-            newest = steps[-1].record.commit_log_offset
-            steps = only_life_of(
-                steps, newest if isinstance(which, str) else which.commit_log_offset
-            )
+            offset = _newest_life(steps) if isinstance(which, str) else which.commit_log_offset
+            steps = only_life_of(steps, offset)
         if not steps:
             return MessageState.UNKNOWN
         waiting = {each.commit_log_offset for each in store.pending(unique_key=unique_key)}
@@ -87,6 +85,12 @@ def state_by_steps(
 
         readers: list[str | None] = [group] if group is not None else _readers(store, steps)
         return min({state_for(name) for name in readers or [None]}, key=_FIRST.index)
+
+
+def _newest_life(steps: Sequence[TraceStep]) -> int:
+    """Where the message was scheduled that was scheduled last; others may have gone on since."""
+    told = [step for step in steps if step.event is not Event.CANCELLED]
+    return max(step.first_offset for step in told or steps)
 
 
 _FIRST = (

@@ -192,6 +192,22 @@ def test_messages_that_share_a_key_have_lives_of_their_own(store: GroupStore) ->
     assert lives == {first.commit_log_offset, second.commit_log_offset}
 
 
+@pytest.mark.parametrize("what_comes", ["cancel", "delivery"])
+def test_the_newest_message_of_a_key_is_the_one_that_was_scheduled_last(
+    store: GroupStore, what_comes: str
+) -> None:
+    """Also if what came last is of an older one."""
+    older = store.schedule(message("A1"), AfterMs(5_000))
+    newer = store.schedule(message("A1"), AfterMs(60_000))
+    if what_comes == "cancel":
+        assert store.cancel(older) is Cancellation.CANCELLED
+    else:
+        wait(store, 5_000)
+    assert message_state(store, "A1") is MessageState.PENDING
+    assert store.cancel(newer) is Cancellation.CANCELLED
+    assert message_state(store, "A1") is MessageState.CANCELLED
+
+
 def test_receipts_are_found_by_key_and_cancelled(store: GroupStore) -> None:
     given = [store.schedule(message("A", topic), AfterMs(60_000)) for topic in ("orders", "sent")]
     store.schedule(message("B"), AfterMs(60_000))

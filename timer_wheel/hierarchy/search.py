@@ -107,6 +107,7 @@ class Named:
             keys[row]: Target(
                 messages[row],
                 int(facts.out_ms[row]),
+                int(known.rows["due_ms"][row]),
                 keys[row],
                 -1 if first_offset is None else int(first_offsets[row]),
             )

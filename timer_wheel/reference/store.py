@@ -312,7 +312,7 @@ class ReferenceWheelStore(TimerStore):
             slot_ms = due_ms - self.timers.precision_ms
             is_ahead = slot_ms >= self.timers.curr_write_time_ms
             if is_ahead and self._is_named(message, due_ms, handle):
-                return _Named([Target(message, slot_ms, (0, 0))], Cancellation.CANCELLED)
+                return _Named([Target(message, slot_ms, due_ms, (0, 0))], Cancellation.CANCELLED)
         return _Named([], self._fate(handle))
 
     def _was_recalled(self, target: Target, marker_offset: int | None) -> None:

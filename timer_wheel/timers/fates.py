@@ -11,8 +11,9 @@ from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
 from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
-from timer_wheel.format.older_slots import EXACT_MS, MOST_WIDTHS, OlderSlots
+from timer_wheel.format.older_slots import MOST_WIDTHS, OlderSlots
 from timer_wheel.format.timer_due import FINEST_MS, may_be_promised
+from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.record_kernel import ID, KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, facts_then
@@ -42,10 +43,11 @@ def are_named(
     out_ms, first_offsets = facts.stored_out_ms, facts.first_offsets(offsets)
     if first_offset is not None:
         is_own = facts.is_fine & ~facts.is_marker & (first_offsets == first_offset)
-        # After a loss of power another message may lie in its place, for another time.
-        any_ms = np.full_like(out_ms, EXACT_MS)
-        is_then = (promised_ms == handle.due_ms) | (out_ms + 1 == handle.due_ms)
-        is_own &= is_then | may_be_promised(out_ms, handle.due_ms, any_ms)
+        # After a loss of power another message may lie in its place, for another time. The time may
+        # also be the promise of slots that were neither the first nor are today's.
+        latest_ms = np.maximum(promised_ms, out_ms + max(PRECISIONS_MS))
+        is_then = (out_ms < handle.due_ms) & (handle.due_ms <= latest_ms)
+        is_own &= is_then | (promised_ms == handle.due_ms)
         if is_own.any():
             return np.asarray(is_own)
     is_it: Bools = promised_ms == handle.due_ms

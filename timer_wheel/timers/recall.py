@@ -214,12 +214,13 @@ def marker_offsets(offsets: Int64s, facts: TimerFacts) -> Int64s:
 
 @attrs.frozen
 class Target:
-    """A message that a handle names: its record, when it is due, and what recalls it; of one that a
-    receipt names also where its first record is, or -1.
+    """A message that a handle names: its record, its out time, for when it is promised today, and
+    what recalls it; of one that a receipt names also where its first record is, or -1.
     """
 
     message: StoredMessage
     out_ms: int
+    promised_ms: int
     recall_key: RecallKey
     first_offset: int = -1
 

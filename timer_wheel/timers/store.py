@@ -72,7 +72,7 @@ class TimerStore(TimedEngine[Target]):
 
     def _move(self, target: Target, handle: RecallHandle, due: Due) -> Receipt:
         first = lineage.first_offset(target.message)
-        older = receipt_for(target.message, first, handle.due_ms, handle.broker_name)
+        older = receipt_for(target.message, first, target.promised_ms, handle.broker_name)
         with self.live.all_or_broken():
             moved, marker = self._intake.reschedule(target, older, due, self.clock.now_ms())
         self._was_recalled(target, marker)

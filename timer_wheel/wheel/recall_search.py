@@ -336,7 +336,8 @@ class Search:
         for row in np.flatnonzero(is_live).tolist():
             first = -1 if self._first_offset is None else int(first_offsets[row])
             if (record := self._record(rows, row)) is not None:
-                yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row], first)
+                times = int(facts.out_ms[row]), int(facts.promised_ms[row])
+                yield Target(record, *times, facts.recall_keys()[row], first)
 
     def _record(self, rows: TimerRows, row: int) -> StoredMessage | None:
         log = self._timers.store.log

@@ -158,7 +158,7 @@ QUEUE_IDS = {"": 0, "3": 3, "none": 0, "-1": 0, "2147483647": 2**31 - 1, "9" * 1
 @pytest.mark.parametrize("text", QUEUE_IDS)
 def test_a_message_can_be_cancelled_whatever_its_record_says_of_its_queue(text: str) -> None:
     record = message(f"REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02REAL_QID\x01{text}\x02")
-    marker, _ = marker_for(Target(record, 70_000, (1, 2)), topic_in_delete_key=False)
+    marker, _ = marker_for(Target(record, 70_000, 71_000, (1, 2)), topic_in_delete_key=False)
     assert marker.queue_id == QUEUE_IDS[text]
 
 

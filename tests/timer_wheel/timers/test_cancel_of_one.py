@@ -11,6 +11,7 @@ import pytest
 from message_store import AfterMs, Cancellation, ManualClock, Message, Receipt, Severity
 from message_store.base.errors import SourceError
 from message_store.interface.delay_store import Pending
+from message_store.life.by_key import find_receipts
 from message_store.writing.settings import StoreSettings
 from migrate.look.pending import pending_messages
 from timer_wheel import HierarchicalWheelStore, WheelStore
@@ -130,3 +131,50 @@ def test_a_setting_that_no_wheel_has_leaves_no_directory(tmp_path: Path) -> None
     with pytest.raises((ValueError, SourceError), match="precision_ms"):
         HierarchicalWheelStore.open(tmp_path / "store", precision_ms=7)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("widths_ms", [(1, 1_000, 1), (100, 500, 1_000), (100, 1_000, 1, 1_000)])
+def test_a_receipt_that_was_found_between_two_widths_names_its_message(
+    tmp_path: Path, clock: ManualClock, widths_ms: tuple[int, ...]
+) -> None:
+    """Its promise is neither that of the first slots nor that of today's."""
+
+    def opened(width_ms: int) -> TimerStore:
+        if width_ms == 1:
+            return HierarchicalWheelStore.open(tmp_path, clock=clock, settings=SMALL)
+        return WheelStore.open(
+            tmp_path,
+            clock=clock,
+            settings=SMALL,
+            precision_ms=width_ms,
+            on_precision_change="rebuild",
+        )
+
+    for number in range(len(widths_ms)):
+        with opened(widths_ms[0]) as store:
+            due = AfterMs(7_303 + 10_000 * number)
+            store.schedule(Message("orders", b"", unique_key=f"K{number}"), due)
+    found: list[Receipt] = []
+    for width_ms in widths_ms:
+        with opened(width_ms) as store:
+            found.append(find_receipts(store, f"K{len(found)}")[0])
+    with opened(widths_ms[-1]) as store:
+        for receipt in found:
+            assert isinstance(store.reschedule(receipt, AfterMs(90_000)), Receipt)
+        assert len(list(store.pending())) == len(found)
+
+
+def test_what_would_stay_in_its_wider_slot_is_left_there_and_told_so(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL, precision_ms=100) as store:
+        receipt = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(7_100))
+    with WheelStore.open(
+        tmp_path, clock=clock, settings=SMALL, precision_ms=1_000, on_precision_change="rebuild"
+    ) as store:
+        for delay_ms in (7_050, 7_500):
+            moved = store.reschedule(receipt, AfterMs(delay_ms))
+            assert isinstance(moved, Receipt)
+            assert moved.promised_ms == START_MS + 8_000
+            assert [each.due_ms for each in store.pending()] == [START_MS + 8_000]
+            assert moved.commit_log_offset == receipt.commit_log_offset
