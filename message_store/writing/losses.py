@@ -154,11 +154,11 @@ _HEAD_BYTES = 8
 _PAGE_BYTES = 4_096
 
 
-def cut_log(root: StoreRoot, *, reads_last_file: bool = False) -> str | None:
+def cut_log(root: StoreRoot) -> str | None:
     """A sentence about the end that the log of a store has lost; None without a loss.
 
-    Looks at the lengths of files and at two places of the log; after a loss, or where it
-    ``reads_last_file``, it walks that file up to its last record. Raises SourceError.
+    Looks at the lengths of files and at two places of the log; after a loss it reads that file, up
+    to its last record. Raises SourceError.
     """
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= 0:
@@ -177,13 +177,25 @@ def cut_log(root: StoreRoot, *, reads_last_file: bool = False) -> str | None:
         tail_bytes = min(SMALLEST_RECORD_BYTES, ends.log_end - start)
         is_full = ends.log_end == start + log.file_bytes
         tail = log.read_at(ends.log_end - tail_bytes, tail_bytes)
-        is_cut = not any(log.read_at(start, _HEAD_BYTES)) or not (is_full or any(tail))
-        if not is_cut and not reads_last_file:
+        if any(log.read_at(start, _HEAD_BYTES)) and (is_full or any(tail)):
             return None
         end = find_log_end(log, from_offset=start).log_end
-        if not is_cut and end >= ends.log_end:
-            return None
         return _sentence(root, log, ends.log_end, end)
+
+
+def damaged_places(root: StoreRoot) -> tuple[int, ...]:
+    """The log offsets in the last file that was synced at which no whole record begins, where one
+    should. Walks that file. Raises SourceError.
+    """
+    ends = StoreEnds.read(root)
+    if ends is None or ends.log_end <= 0:
+        return ()
+    with open_log(root) as log:
+        segment = log.segment_at(ends.log_end - 1)
+        if segment is None:
+            return ()
+        start = segment.start_offset
+        return find_log_end(log, from_offset=start, known_end=ends.log_end).damaged_places
 
 
 def require_whole_log(root: StoreRoot) -> None:

@@ -4,7 +4,7 @@
 Consumer offsets are corrected here where a queue has lost its end.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -23,7 +23,6 @@ from message_store.files.config_files import (
     with_consumer_offsets,
 )
 from message_store.files.line_journal import LineJournal, encode_line
-from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject
 from message_store.format.dialect import Dialect
@@ -112,41 +111,74 @@ def lower_group_offsets(
     root: StoreRoot, queues: QueueSet, dialect: Dialect
 ) -> tuple[LoweredOffset, ...]:
     """Set each offset of consumerOffset.json that is behind the end of its queue to that end, and
-    say so in the journal of groups.
+    say in the journal of groups where those end that it has begun behind.
 
     The queue has lost its end with the log, and what comes there is new: the group would pass over
     it. A queue that is not there ends at 0: its topic was deleted, or the offsets are another
-    store's. A file that is none stays as it is. Raises TargetError.
+    store's. A file that is none stays as it is. Raises SourceError and TargetError.
     """
+    lines = LineJournal(root.group_journal, is_only_read=True).lines
+    noted = _behind_the_end(_begun_by_group(lines), queues)
+    if noted:
+        _note_ends(root, {(one.topic, one.queue_id): one.end for one in noted})
     try:
         text, known = read_config(root.path, CONSUMER_OFFSETS), read_consumer_offsets(root.path)
     except SourceError:
-        return ()
-    lowered = [
-        LoweredOffset(topic, group, queue_id, offset, end)
-        for (topic, group), offsets in sorted(known.items())
-        for queue_id, offset in sorted(offsets.items())
-        if offset > (end := _end_of(queues, topic, queue_id))
-    ]
-    if lowered:
-        _note_ends(root, {(one.topic, one.queue_id): one.end for one in lowered})
+        return tuple(noted)
+    saved = {
+        (topic, group, queue_id): offset
+        for (topic, group), offsets in known.items()
+        for queue_id, offset in offsets.items()
+    }
+    if lowered := _behind_the_end(saved, queues):
         changed: ConsumerOffsets = {}
         for one in lowered:
             changed.setdefault((one.topic, one.group), {})[one.queue_id] = one.end
         value = with_consumer_offsets(text.value, changed)
         replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
-    return tuple(lowered)
+    told = {(one.topic, one.group, one.queue_id) for one in lowered}
+    others = [one for one in noted if (one.topic, one.group, one.queue_id) not in told]
+    return (*lowered, *others)
 
 
-def _end_of(queues: QueueSet, topic: str, queue_id: int) -> int:
-    queue = queues.find(topic, queue_id)
-    return 0 if queue is None else queue.max_offset
+_GroupQueue = tuple[str, str, int]
+"""Topic, group and queue id."""
+
+
+def _behind_the_end(offsets: Mapping[_GroupQueue, int], queues: QueueSet) -> list[LoweredOffset]:
+    found = []
+    for (topic, group, queue_id), offset in sorted(offsets.items()):
+        queue = queues.find(topic, queue_id)
+        end = 0 if queue is None else queue.max_offset
+        if offset > end:
+            found.append(LoweredOffset(topic, group, queue_id, offset, end))
+    return found
+
+
+def _begun_by_group(lines: Iterable[str]) -> dict[_GroupQueue, int]:
+    """Where groups begin, by the journal of groups. What it says is acknowledged names its record,
+    and counts for no other.
+    """
+    keys: dict[str, _GroupQueue] = {}
+    known: dict[_GroupQueue, int] = {}
+    try:
+        for line in lines:
+            kind, number, value, *rest = line.split(" ")
+            if kind == "Q":
+                keys[number] = rest[1], rest[0], int(value)
+            elif kind in "BS":
+                known[keys[number]] = int(value)
+            elif kind == LOST_END:
+                for key, offset in known.items():
+                    if (key[0], key[2]) == (rest[0], int(number)):
+                        known[key] = min(offset, int(value))
+    except (KeyError, ValueError, IndexError):
+        pass  # what follows means nothing to the groups either
+    return known
 
 
 def _note_ends(root: StoreRoot, ends: Mapping[tuple[str, int], int]) -> None:
-    """Add a line for each queue to the journal of groups, if there is one."""
-    if not is_present(root.group_journal):
-        return
+    """Add a line for each queue to the journal of groups."""
     journal = LineJournal(root.group_journal)
     try:
         lines = [f"{LOST_END} {queue_id} {end} {topic}" for (topic, queue_id), end in ends.items()]

@@ -25,7 +25,7 @@ from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.indexed_end import find_indexed_end
-from message_store.writing.losses import cut_log
+from message_store.writing.losses import cut_log, damaged_places
 from migrate.check.record_walk import EXAMPLES
 from migrate.check.snapshot import StoreSnapshot, whole_number
 from migrate.look.files import ROCKETMQ_4, file_rows, guess_format, row_faults
@@ -59,6 +59,12 @@ LOG_CUT = error(
     " `delaywheel/queue-ends.json` and `delaywheel/log-end` to continue without it."
     " What was scheduled there is lost. What was delivered or cancelled there may then be"
     " delivered once more",
+)
+LOG_DAMAGED = error(
+    "log-damaged",
+    "a broker may end the log there when it starts, and loses what lies behind; an engine of"
+    " `delaywheel` may refuse the store",
+    "take the log from a backup; `delaywheel convert --whole-log` finds what lies behind",
 )
 LOG_MISSING = error(
     "log-missing",
@@ -142,8 +148,14 @@ def check_rows(snapshot: StoreSnapshot) -> Iterator[Finding]:
                 yield from _length_setting(snapshot, row)
     if root.has_lost_log:
         yield LOG_MISSING.at("commitlog", "no commit log file is there, but consume queues are")
-    elif (lost := cut_log(root, reads_last_file=True)) is not None:
+    elif (lost := cut_log(root)) is not None:
         yield LOG_CUT.at("commitlog", lost)
+    else:
+        places = damaged_places(root)
+        for place in places[:EXAMPLES]:
+            yield LOG_DAMAGED.at("commitlog", f"no whole record begins at log offset {place:,}")
+        if (more := len(places) - EXAMPLES) > 0:
+            yield LOG_DAMAGED.at("commitlog", f"nor does one at {counted(more, 'more place')}")
 
 
 def _length_setting(snapshot: StoreSnapshot, row: SegmentReader) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from message_store.files.config_files import (
 from message_store.files.line_journal import LineJournal, encode_line
 from message_store.format.broker_json import ConfigDialect, parse, write
 from tests.consumer_groups.group_bench import ENGINE_NAMES, GroupBench, texts
+from tests.faults.engines import abandon
 from tests.migrate.stops import Stopped, stopping_before
 
 OFFSETS_5_5 = (
@@ -462,6 +463,48 @@ def test_a_group_with_offsets_of_another_store_misses_nothing_that_comes(
     bench.reopen()
     assert not found_of_offsets(bench.store)
     assert bench.bodies(bench.group()) == ["a", "b"]
+    bench.store.close()
+
+
+@pytest.mark.parametrize("topic", ["orders", "my orders", "a\nb"])
+def test_a_name_that_no_engine_takes_ends_no_journal(tmp_path: Path, topic: str) -> None:
+    """Whatever consumerOffset.json has: what groups acknowledge later counts after a kill."""
+    bench = GroupBench("wheel", tmp_path / "store")
+    bench.deliver("a")
+    bench.group().ack(*bench.group().receive("orders"))
+    bench.store.close()
+    path = bench.folder / "config" / CONSUMER_OFFSETS
+    value = json.loads(json.dumps(read_config(bench.folder, CONSUMER_OFFSETS).value))
+    value["offsetTable"][f"{topic}@other"] = {"7": 5}
+    path.write_text(json.dumps(value))
+    bench.store = bench.opened()
+    bench.deliver("b", "c")
+    bench.group().ack(*bench.group().receive("orders"))
+    abandon(bench.store)
+    bench.store = bench.opened()
+    assert bench.bodies(bench.group()) == []
+    bench.store.close()
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_group_whose_offset_is_in_the_journal_alone_misses_nothing_that_comes(
+    tmp_path: Path, engine: str
+) -> None:
+    """It went on elsewhere, and a kill came before that was saved; then its queue was lost."""
+    bench = GroupBench(engine, tmp_path / "store")
+    bench.deliver(*"abcdef")
+    bench.group().seek("orders", "last")
+    abandon(bench.store)
+    lines = journal(bench).read_bytes()
+    shutil.rmtree(bench.folder)
+    bench.store = bench.opened()
+    bench.store.close()
+    journal(bench).write_bytes(lines)
+    bench.store = bench.opened()
+    [told] = found_of_offsets(bench.store)
+    assert "read up to 6, and the queue ended at 0" in told.problem
+    bench.deliver("g", "h")
+    assert bench.bodies(bench.group()) == ["g", "h"]
     bench.store.close()
 
 

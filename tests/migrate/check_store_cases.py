@@ -13,13 +13,17 @@ import attrs
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, write_mark
 from message_store import AfterMs, ManualClock, Message
 from message_store.files.config_files import MESSAGE_TYPE, encode_topics, read_topics
+from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import HEAD_V4_V4
+from message_store.reading.commit_log import find_log_end
 from message_store.reading.unfinished_change import DONE
 from message_store.writing.losses import StoreEnds
 from migrate.changes.note import RETIRE, Change, begin_change
 from migrate.in_place.checks import read_ends
 from migrate.settings import TargetSettings
 from migrate.write.publishing import UNFINISHED_WHEEL
+from tests.faults.damage import flip
 from tests.independent.dledger_member import make_member
 from tests.independent.level_store_builder import T0, LevelMessage
 from tests.independent.queue_database import move_queues
@@ -103,6 +107,14 @@ def ends_noted_behind_the_log(root: Path) -> None:
     """As after the log's last file was removed from a store that ``delaywheel`` had closed."""
     (root / "delaywheel").mkdir(exist_ok=True)
     StoreEnds(1 << 30, {}).write(StoreRoot(root))
+
+
+def damaged_in_its_last_file(root: Path) -> None:
+    """A bit of the first record's magic is flipped, in a log of which the end was noted."""
+    (root / "delaywheel").mkdir(exist_ok=True)
+    with open_log(StoreRoot(root)) as log:
+        StoreEnds(find_log_end(log).log_end, {}).write(StoreRoot(root))
+    flip(log_file(root, 0), HEAD_V4_V4.offset_of("magic"), 0)
 
 
 def longer_queues_noted(root: Path) -> None:
@@ -206,6 +218,7 @@ CASES = [
     Case(code="log-missing", make=then(store(), without_log)),
     Case(code="level-queue-cut", make=then(store(), longer_queues_noted), says="has lost its last"),
     Case(code="log-cut-short", make=then(store(), ends_noted_behind_the_log), says="are lost"),
+    Case(code="log-damaged", make=then(store(), damaged_in_its_last_file), says="log offset 0"),
     Case(code="config-damaged", make=tear("topics.json"), says="truncated"),
     Case(code="config-unreadable", make=tear("topics.json", "topics.json.bak"), says="truncated"),
     Case(code="log-not-indexed", make=store(indexed_items=2), says="1 delayed message is"),

@@ -77,7 +77,7 @@ class Move:
 
     def twice(self, left: Left) -> Left:
         """The new record is on the disk after a loss of power, and what says so is not."""
-        return left if self.stage is None else _sorted(left, self.to)
+        return left if self.stage not in left else _sorted(left, self.to)
 
 
 def _sorted(left: Sequence[Stage], more: Stage | None) -> Left:
@@ -292,16 +292,23 @@ class GroupAccount:
     ) -> Iterator[None]:
         """Messages go to another stage, or are done. If that fails, each may be at either."""
         moves: dict[Known, list[Move]] = defaultdict(list)
+        held: list[tuple[Hand, int]] = []
         for hand in hands:
             known = self.known[hand.name]
             if hand.place in self._hands:  # from somewhere in here on it holds nobody back
+                held.append((self._hands[hand.place], self._hands[hand.place].until_ms))
                 self._hands[hand.place].until_ms = 0
             # A retry that is settled is settled: nothing more becomes of it.
             if hand.stage == BASE or known.retries.pop(hand.place, None) is not None:
                 moves[known].append(Move(hand.stage, to))
                 known.may_come(to, early_ms)
-        with self._changing(moves):
-            yield
+        try:
+            with self._changing(moves):
+                yield
+        except BaseException:
+            for hand, until_ms in held:
+                hand.until_ms = until_ms
+            raise
         for hand in hands:
             self._hands.pop(hand.place, None)
 
