@@ -97,6 +97,12 @@ class Life:
         """Where its receipt says that its record is; -1 without one."""
         return -1 if self.receipt is None else self.receipt.commit_log_offset
 
+    @property
+    def may_be_rebuilt(self) -> bool:
+        """Whether it was due when it was stored, and its level's entry may have been made again."""
+        is_late = self.early_ms <= self.scheduled_ms and self.late_ms > self.early_ms
+        return self.family == "levels" and is_late
+
     def become(self, fates: Iterable[Fate]) -> None:
         """These fates are possible now, and no others."""
         self.may = frozenset(fates)
@@ -296,7 +302,9 @@ class Account:
         """The answer; what is wrong with it."""
         if answer is Cancellation.CANCELLED:
             for each in asked.meant:
-                each.surely(CANCELLED)
+                # Of a level a handle takes those with entries of its time, or those without.
+                if len(asked.meant) == 1 or not each.may_be_rebuilt:
+                    each.surely(CANCELLED)
         if answer in asked.right_answers(forgets=forgets) or self.is_repeating:
             return []
         told = ", ".join(map(str, asked.meant))
