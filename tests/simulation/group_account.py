@@ -76,8 +76,10 @@ class Move:
         return _sorted(rest, self.to)
 
     def twice(self, left: Left) -> Left:
-        """The new record is on the disk after a loss of power, and what says so is not."""
-        return left if self.stage not in left else _sorted(left, self.to)
+        """The new record is on the disk after a loss of power, and what says so is not; nor need be
+        what made the old one, a seek.
+        """
+        return left if self.stage is None else _sorted(left, self.to)
 
 
 def _sorted(left: Sequence[Stage], more: Stage | None) -> Left:
@@ -325,6 +327,8 @@ class GroupAccount:
         for each, its in moves.items():
             by_power[each] = each.may
             for move in its:
+                if move.stage is not None and not each.at_most(move.stage):
+                    continue  # it was settled before: nothing is written
                 mark = seeks.get(each) or self._mark()
                 marks[each].append(mark)
                 each.become(each.may | {_sorted(move.whole(left), mark) for left in each.may})
