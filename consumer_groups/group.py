@@ -9,7 +9,6 @@ from typing import Literal
 
 import attrs
 
-from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
 from consumer_groups.progress_table import ProgressTable
 from consumer_groups.readable import Tell, read_readable, tell_log
@@ -27,6 +26,7 @@ from consumer_groups.receiving import QueueReceiver, Wanted, tag_filter
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import BadFieldError, TooLongError, UnsupportedDelayError
 from message_store.base.kinds import CALLABLE, require_kind, takes
+from message_store.files.group_journal import QueueKey
 from message_store.format.message_rules import check_topic
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
 

@@ -4,9 +4,9 @@
 from collections.abc import Callable, Sequence
 
 from consumer_groups.groups import groups_of
-from consumer_groups.offset_files import QueueKey
 from consumer_groups.stores import GroupStore
 from message_store.base.kinds import CALLABLE, takes
+from message_store.files.group_journal import QueueKey
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.properties import LEVEL_TOPIC

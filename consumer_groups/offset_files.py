@@ -6,20 +6,6 @@ done, and is written behind the records that it speaks of. The journal, ``delayw
 has a line for each acknowledgement since then, one for many that lie one behind another. A broker
 ignores it.
 
-Lines of the journal, ``N`` being the number of a queue:
-
-- ``Q N queue_id group topic`` gives the number.
-- ``B N offset``: consumerOffset.json has this offset, and the group begins there.
-- ``J N offset``: consumerOffset.json may have this offset as well.
-- ``S N offset``: the group begins at this offset.
-- ``A N queue_offset identity``: this message was acknowledged.
-- ``A N queue_offset identity first``: so were all before it, from the queue offset ``first`` on.
-- ``R N queue_offset identity times topic log_end``: the next step stores a record for this retry or
-  dead letter topic. It has this number of retries, and lies at this place of the log or behind it.
-  That acknowledges the message. The line ``A`` follows when the log is on disk.
-- ``L queue_id end topic``: this queue has lost its end, whatever was noted before. No group is
-  behind it.
-
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
 """
 
@@ -28,7 +14,6 @@ from typing import NamedTuple
 
 import attrs
 
-from consumer_groups.progress import Acked
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
@@ -40,22 +25,21 @@ from message_store.files.config_files import (
     replace_config,
     with_consumer_offsets,
 )
+from message_store.files.group_journal import (
+    GivenBack,
+    Progress,
+    QueueKey,
+    ack_line,
+    ack_lines,
+    begun_line,
+    number_line,
+    parse_journal,
+    saved_line,
+    start_line,
+)
 from message_store.files.line_journal import LineJournal, encode_line
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import ConfigDialect, JsonObject
-from message_store.writing.topics import LOST_END
-
-
-class QueueKey(NamedTuple):
-    """One queue of a topic as one group sees it.
-
-    A tuple, because it is looked up for each message: a frozen attrs class hashes six times as
-    long.
-    """
-
-    group: str
-    topic: str
-    queue_id: int
 
 
 class Run(NamedTuple):
@@ -67,37 +51,6 @@ class Run(NamedTuple):
     first: int
     last: int
     identity: int
-
-
-@attrs.frozen
-class GivenBack:
-    """A record that was about to be stored for a message that a group gave back, at ``log_end`` of
-    the commit log or behind it.
-    """
-
-    identity: int
-    reconsume_times: int
-    topic: str
-    log_end: int
-
-
-@attrs.define
-class Progress:
-    """What is known of a group's progress in a queue; ``acked`` are acknowledgements by the last
-    queue offset of each, ``saved`` the offsets that consumerOffset.json may have by us, ``begun``
-    messages that may have been given back.
-    """
-
-    start: int
-    acked: dict[int, Acked]
-    saved: set[int] = attrs.field(factory=set)
-    begun: dict[int, GivenBack] = attrs.field(factory=dict)
-
-    def lower(self, end: int) -> None:
-        """The queue ends there, and what comes there is new."""
-        self.start = min(self.start, end)
-        self.acked = {last: each for last, each in self.acked.items() if last < end}
-        self.begun = {at: each for at, each in self.begun.items() if at < end}
 
 
 class OffsetFiles:
@@ -114,7 +67,7 @@ class OffsetFiles:
         self.root = root
         self._dialect = dialect
         self._journal = LineJournal(root.group_journal, is_only_read=is_only_read)
-        self._journaled = _parse(self._journal.lines)
+        self._journaled = parse_journal(self._journal.lines)
         text = read_config(root.path, CONSUMER_OFFSETS)
         self._json_is_damaged = bool(text.problems)
         self._json = {
@@ -161,24 +114,24 @@ class OffsetFiles:
     def begin(self, key: QueueKey, progress: Progress, *, is_saved: bool) -> None:
         """Note where a group begins in a queue that the journal did not know, or knew otherwise."""
         number = self._numbers.get(key, len(self._numbers))
-        lines = [f"{'B' if is_saved else 'S'} {number} {progress.start}"]
-        lines += _ack_lines(number, progress.acked)
-        lines += [_begun_line(number, at, record) for at, record in progress.begun.items()]
+        lines = [start_line(number, progress.start, is_saved=is_saved)]
+        lines += ack_lines(number, progress.acked)
+        lines += [begun_line(number, at, record) for at, record in progress.begun.items()]
         self._append_of(key, lines)
 
     def seek(self, key: QueueKey, offset: int) -> None:
         """Note that a group goes on at this offset."""
-        self._append_of(key, [f"S {self._numbers.get(key, len(self._numbers))} {offset}"])
+        self._append_of(key, [start_line(self._numbers.get(key, len(self._numbers)), offset)])
 
     def ack(self, runs: Iterable[Run]) -> None:
         """Note the acknowledgements of these messages; all or none."""
         numbers = self._numbers
-        lines = [_ack_line(numbers[queue], last, first, crc) for queue, first, last, crc in runs]
+        lines = [ack_line(numbers[queue], last, first, crc) for queue, first, last, crc in runs]
         self._append(lines)
 
     def give_back(self, key: QueueKey, queue_offset: int, record: GivenBack) -> None:
         """Note that this record will be stored now, and the message acknowledged then."""
-        self._append([_begun_line(self._numbers[key], queue_offset, record)])
+        self._append([begun_line(self._numbers[key], queue_offset, record)])
 
     def _append_of(self, key: QueueKey, lines: Iterable[str]) -> None:
         """Add lines of a queue, behind the one that numbers it where that is not there yet."""
@@ -186,7 +139,7 @@ class OffsetFiles:
             self._append(lines)
             return
         number = len(self._numbers)
-        self._append([_number_line(number, key), *lines])
+        self._append([number_line(number, key), *lines])
         self._numbers[key] = number  # not before: a disk that refused has no such line
 
     def _append(self, lines: Iterable[str]) -> None:
@@ -213,14 +166,13 @@ class OffsetFiles:
         # Numbers stay: if the replacement fails, what is added may come behind either file.
         for key, number in self._numbers.items():
             progress = noted[key]
-            lines.append(_number_line(number, key))
+            lines.append(number_line(number, key))
             if key in queues:  # a save that fails leaves either of them
-                progress.saved = self._may_have.setdefault(key, set())
-                progress.saved.add(progress.start)
-            lines += [f"J {number} {offset}" for offset in sorted(progress.saved)]
-            lines.append(f"S {number} {progress.start}")
-            lines += _ack_lines(number, progress.acked)
-            lines += [_begun_line(number, at, record) for at, record in progress.begun.items()]
+                progress.is_saved_beside(self._may_have.setdefault(key, set()))
+            lines += [saved_line(number, offset) for offset in sorted(progress.saved)]
+            lines.append(start_line(number, progress.start))
+            lines += ack_lines(number, progress.acked)
+            lines += [begun_line(number, at, record) for at, record in progress.begun.items()]
         self._journal.replace(encode_line(line) for line in lines)
         return {key: progress.start for key, progress in queues.items()}
 
@@ -254,60 +206,3 @@ class OffsetFiles:
     def close(self) -> None:
         """Give the journal back; closing twice is fine."""
         self._journal.close()
-
-
-def _number_line(number: int, key: QueueKey) -> str:
-    return f"Q {number} {key.queue_id} {key.group} {key.topic}"
-
-
-def _ack_line(number: int, last: int, first: int, identity: int) -> str:
-    line = f"A {number} {last} {identity}"
-    return line if first == last else f"{line} {first}"
-
-
-def _ack_lines(number: int, acked: Mapping[int, Acked]) -> list[str]:
-    return [_ack_line(number, last, *acked[last]) for last in sorted(acked)]
-
-
-def _begun_line(number: int, queue_offset: int, record: GivenBack) -> str:
-    place = f"R {number} {queue_offset} {record.identity} {record.reconsume_times}"
-    return f"{place} {record.topic} {record.log_end}"
-
-
-def _parse(lines: Iterable[str]) -> dict[QueueKey, Progress]:
-    """What the journal says of each queue; a line that makes no sense ends it."""
-    keys: dict[str, QueueKey] = {}
-    noted: dict[QueueKey, Progress] = {}
-    try:
-        for line in lines:
-            kind, number, *fields = line.split(" ")
-            if kind == LOST_END:
-                end, topic = fields
-                for key, progress in noted.items():
-                    if (key.topic, key.queue_id) == (topic, int(number)):
-                        progress.lower(int(end))
-                continue
-            if kind == "Q":
-                queue_id, group, topic = fields
-                keys[number] = QueueKey(group, topic, int(queue_id))
-                noted[keys[number]] = Progress(0, {})
-                continue
-            progress, value = noted[keys[number]], int(fields[0])
-            if kind in "BS":
-                progress.start = value
-                progress.acked, progress.begun = {}, {}
-            if kind == "B":
-                progress.saved = {value}
-            if kind == "J":
-                progress.saved.add(value)
-            if kind == "A":
-                first = int(fields[2]) if len(fields) > 2 else value
-                progress.acked[value] = Acked(first, int(fields[1]))
-                for at in [at for at in progress.begun if first <= at <= value]:
-                    del progress.begun[at]
-            if kind == "R":
-                identity, times, topic, end = fields[1:]
-                progress.begun[value] = GivenBack(int(identity), int(times), topic, int(end))
-    except (KeyError, ValueError, IndexError):
-        pass
-    return noted

@@ -3,16 +3,8 @@
 
 import heapq
 from collections import defaultdict
-from typing import NamedTuple
 
-
-class Acked(NamedTuple):
-    """Messages one behind another that were acknowledged together: the first one's queue offset,
-    and the last one's identity.
-    """
-
-    first: int
-    identity: int
+from message_store.files.group_journal import Acked
 
 
 class QueueProgress:

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import compress
 
-from consumer_groups.offset_files import GivenBack, OffsetFiles, Progress, QueueKey, Run
-from consumer_groups.progress import Acked, QueueProgress
+from consumer_groups.offset_files import OffsetFiles, Run
+from consumer_groups.progress import QueueProgress
 from consumer_groups.received import Acknowledgement, Received, is_given_back, runs_of
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import FormatError, StoreClosedError
+from message_store.files.group_journal import Acked, GivenBack, Progress, QueueKey
 from message_store.format.message import StoredMessage
 from message_store.interface.queued_messages import identity_of
 from message_store.redelivery.lineage import first_offset

@@ -4,8 +4,8 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from consumer_groups.offset_files import QueueKey
 from message_store.base.errors import FormatError
+from message_store.files.group_journal import QueueKey
 from message_store.format.message import StoredMessage
 from message_store.interface.delay_store import TopicReader
 

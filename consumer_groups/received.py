@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import attrs
 import pyarrow as pa
 
-from consumer_groups.offset_files import QueueKey, Run
+from consumer_groups.offset_files import Run
 from message_store.base.errors import BadFieldError
+from message_store.files.group_journal import QueueKey
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.message_rules import (

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import attrs
 
-from consumer_groups.offset_files import QueueKey
 from consumer_groups.progress import QueueProgress
 from consumer_groups.readable import tell_log
 from consumer_groups.received import Received, origin_topic, received_of
+from message_store.files.group_journal import QueueKey
 from message_store.format.java_numbers import string_hash
 from message_store.interface.delay_store import TopicReader
 from message_store.interface.queued_messages import Queued, QueuePart

@@ -4,7 +4,7 @@
 Consumer offsets are corrected here where a queue has lost its end.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -22,6 +22,7 @@ from message_store.files.config_files import (
     topics_value,
     with_consumer_offsets,
 )
+from message_store.files.group_journal import QueueKey, lost_end_line, parse_journal
 from message_store.files.line_journal import LineJournal, encode_line
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject
@@ -92,10 +93,6 @@ class LiveTopic:
         return queued_message(self._log, offset, size_bytes, queue_offset)
 
 
-LOST_END = "L"
-"""Of a line of the journal of groups: queue id, end and topic of a queue that has lost its end."""
-
-
 @attrs.frozen
 class LoweredOffset:
     """A group's offset in a queue, and the end of that queue, which it was set to."""
@@ -117,71 +114,45 @@ def lower_group_offsets(
     it. A queue that is not there ends at 0: its topic was deleted, or the offsets are another
     store's. A file that is none stays as it is. Raises SourceError and TargetError.
     """
-    lines = LineJournal(root.group_journal, is_only_read=True).lines
-    noted = _behind_the_end(_begun_by_group(lines), queues)
+    journal = parse_journal(LineJournal(root.group_journal, is_only_read=True).lines)
+    noted = _behind_the_end({key: known.start for key, known in journal.items()}, queues)
     if noted:
-        _note_ends(root, {(one.topic, one.queue_id): one.end for one in noted})
+        _note_ends(root, {(one.topic, one.queue_id): one.end for one in noted.values()})
     try:
-        text, known = read_config(root.path, CONSUMER_OFFSETS), read_consumer_offsets(root.path)
+        text, offsets = read_config(root.path, CONSUMER_OFFSETS), read_consumer_offsets(root.path)
     except SourceError:
-        return tuple(noted)
+        return tuple(noted.values())
     saved = {
-        (topic, group, queue_id): offset
-        for (topic, group), offsets in known.items()
-        for queue_id, offset in offsets.items()
+        QueueKey(group, topic, queue_id): offset
+        for (topic, group), queue_offsets in offsets.items()
+        for queue_id, offset in queue_offsets.items()
     }
     if lowered := _behind_the_end(saved, queues):
         changed: ConsumerOffsets = {}
-        for one in lowered:
+        for one in lowered.values():
             changed.setdefault((one.topic, one.group), {})[one.queue_id] = one.end
         value = with_consumer_offsets(text.value, changed)
         replace_config(root.path, CONSUMER_OFFSETS, value, dialect.config, text)
-    told = {(one.topic, one.group, one.queue_id) for one in lowered}
-    others = [one for one in noted if (one.topic, one.group, one.queue_id) not in told]
-    return (*lowered, *others)
+    return tuple((noted | lowered).values())
 
 
-_GroupQueue = tuple[str, str, int]
-"""Topic, group and queue id."""
-
-
-def _behind_the_end(offsets: Mapping[_GroupQueue, int], queues: QueueSet) -> list[LoweredOffset]:
-    found = []
-    for (topic, group, queue_id), offset in sorted(offsets.items()):
-        queue = queues.find(topic, queue_id)
+def _behind_the_end(
+    offsets: Mapping[QueueKey, int], queues: QueueSet
+) -> dict[QueueKey, LoweredOffset]:
+    found = {}
+    for key, offset in sorted(offsets.items()):
+        queue = queues.find(key.topic, key.queue_id)
         end = 0 if queue is None else queue.max_offset
         if offset > end:
-            found.append(LoweredOffset(topic, group, queue_id, offset, end))
+            found[key] = LoweredOffset(key.topic, key.group, key.queue_id, offset, end)
     return found
-
-
-def _begun_by_group(lines: Iterable[str]) -> dict[_GroupQueue, int]:
-    """Where groups begin, by the journal of groups. What it says is acknowledged names its record,
-    and counts for no other.
-    """
-    keys: dict[str, _GroupQueue] = {}
-    known: dict[_GroupQueue, int] = {}
-    try:
-        for line in lines:
-            kind, number, value, *rest = line.split(" ")
-            if kind == "Q":
-                keys[number] = rest[1], rest[0], int(value)
-            elif kind in "BS":
-                known[keys[number]] = int(value)
-            elif kind == LOST_END:
-                for key, offset in known.items():
-                    if (key[0], key[2]) == (rest[0], int(number)):
-                        known[key] = min(offset, int(value))
-    except (KeyError, ValueError, IndexError):
-        pass  # what follows means nothing to the groups either
-    return known
 
 
 def _note_ends(root: StoreRoot, ends: Mapping[tuple[str, int], int]) -> None:
     """Add a line for each queue to the journal of groups."""
     journal = LineJournal(root.group_journal)
     try:
-        lines = [f"{LOST_END} {queue_id} {end} {topic}" for (topic, queue_id), end in ends.items()]
+        lines = [lost_end_line(*queue, end) for queue, end in ends.items()]
         journal.append(map(encode_line, lines))
         journal.sync(journal.begin_sync())
     finally:

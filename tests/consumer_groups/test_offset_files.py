@@ -452,11 +452,7 @@ def test_a_group_with_offsets_of_another_store_misses_nothing_that_comes(
 ) -> None:
     """A topic that was deleted and comes again begins at 0, and so does that of a new store."""
     bench = GroupBench(engine, tmp_path / "store")
-    bench.store.close()
-    path = bench.folder / "config" / CONSUMER_OFFSETS
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(json.dumps({"offsetTable": {"orders@billing": {"0": 5, "3": 7}}}).encode())
-    bench.store = bench.opened()
+    reopen_with_offsets(bench, {"orders@billing": {"0": 5, "3": 7}})
     assert len(found_of_offsets(bench.store)) == 2
     assert read_consumer_offsets(bench.folder)["orders", "billing"] == {0: 0, 3: 0}
     bench.deliver("a", "b")
@@ -472,12 +468,7 @@ def test_a_name_that_no_engine_takes_ends_no_journal(tmp_path: Path, topic: str)
     bench = GroupBench("wheel", tmp_path / "store")
     bench.deliver("a")
     bench.group().ack(*bench.group().receive("orders"))
-    bench.store.close()
-    path = bench.folder / "config" / CONSUMER_OFFSETS
-    value = json.loads(json.dumps(read_config(bench.folder, CONSUMER_OFFSETS).value))
-    value["offsetTable"][f"{topic}@other"] = {"7": 5}
-    path.write_text(json.dumps(value))
-    bench.store = bench.opened()
+    reopen_with_offsets(bench, {"orders@billing": {"0": 1}, f"{topic}@other": {"7": 5}})
     bench.deliver("b", "c")
     bench.group().ack(*bench.group().receive("orders"))
     abandon(bench.store)
@@ -506,6 +497,15 @@ def test_a_group_whose_offset_is_in_the_journal_alone_misses_nothing_that_comes(
     bench.deliver("g", "h")
     assert bench.bodies(bench.group()) == ["g", "h"]
     bench.store.close()
+
+
+def reopen_with_offsets(bench: GroupBench, offsets: dict[str, dict[str, int]]) -> None:
+    """As if somebody else had written consumerOffset.json since."""
+    bench.store.close()
+    path = bench.folder / "config" / CONSUMER_OFFSETS
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"offsetTable": offsets}))
+    bench.store = bench.opened()
 
 
 def found_of_offsets(store: Any) -> list[Finding]:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from consumer_groups import Received, run_consumers
-from consumer_groups.offset_files import QueueKey, Run
+from consumer_groups.offset_files import Run
 from consumer_groups.received import runs_of
 from message_store import AfterMs
 from message_store.base.errors import FormatError
+from message_store.files.group_journal import QueueKey
 from message_store.files.line_journal import encode_line
 from message_store.interface.queued_messages import QueuedRecord, QueuePart
 from message_store.writing.topics import LiveTopic

@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
 import attrs
 
@@ -41,6 +40,8 @@ class Stage:
 
 
 _MANY = 200
+"""From so many possibilities on the marks of seeks are dropped: a choice, to keep runs short."""
+
 BASE, DEAD = Stage("in its topic"), Stage("dead")
 _MARK = "by an action"
 """Not a record: the number marks what is left if an action was done, and is on the disk."""
@@ -88,7 +89,6 @@ def _sorted(left: Sequence[Stage], more: Stage | None) -> Left:
     return tuple(sorted((*left, more)))
 
 
-NO_SEEKS: Mapping[Any, Stage] = {}
 _BEGIN, _SKIP = Move(None, BASE), Move(BASE, None)
 
 
@@ -294,11 +294,11 @@ class GroupAccount:
     ) -> Iterator[None]:
         """Messages go to another stage, or are done. If that fails, each may be at either."""
         moves: dict[Known, list[Move]] = defaultdict(list)
-        held: list[tuple[Hand, int]] = []
+        hidden: list[tuple[Hand, int]] = []
         for hand in hands:
             known = self.known[hand.name]
             if hand.place in self._hands:  # from somewhere in here on it holds nobody back
-                held.append((self._hands[hand.place], self._hands[hand.place].until_ms))
+                hidden.append((self._hands[hand.place], self._hands[hand.place].until_ms))
                 self._hands[hand.place].until_ms = 0
             # A retry that is settled is settled: nothing more becomes of it.
             if hand.stage == BASE or known.retries.pop(hand.place, None) is not None:
@@ -308,7 +308,7 @@ class GroupAccount:
             with self._changing(moves):
                 yield
         except BaseException:
-            for hand, until_ms in held:
+            for hand, until_ms in hidden:
                 hand.until_ms = until_ms
             raise
         for hand in hands:
@@ -316,12 +316,13 @@ class GroupAccount:
 
     @contextmanager
     def _changing(
-        self, moves: Mapping[Known, Sequence[Move]], seeks: Mapping[Known, Stage] = NO_SEEKS
+        self, moves: Mapping[Known, Sequence[Move]], seeks: Mapping[Known, Stage] | None = None
     ) -> Iterator[None]:
         """Each message takes its moves, or, when it fails, some of them. What a loss of power may
         leave are any of those since the last flush. A group that syncs has them on the disk.
         The power takes a seek from all messages of a queue or from none: these marks stay.
         """
+        seeks = seeks or {}
         marks: dict[Known, list[Stage]] = defaultdict(list)
         by_power: dict[Known, frozenset[Left]] = {}
         for each, its in moves.items():
