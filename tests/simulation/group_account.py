@@ -135,6 +135,8 @@ class Known:
     since: frozenset[Left] = frozenset({(BASE,)})
     early_ms: dict[Stage, int] = attrs.field(factory=dict)
     retries: dict[Place, Stage] = attrs.field(factory=dict)
+    under_way: set[Stage] = attrs.field(factory=set)
+    """The marks of what some thread does to it now."""
 
     def become(self, may: Iterable[Left]) -> None:
         """These are possible now, and no others."""
@@ -142,13 +144,20 @@ class Known:
         self.since |= self.may
 
     def saw(self, stage: Stage, at_least: int = 1) -> bool:
-        """There are so many records at a stage, or more; returns whether that may be."""
-        fits = frozenset(left for left in self.may if left.count(stage) >= at_least)
+        """There were so many records at a stage, or more; returns whether that may be. What is
+        under way may be done after that.
+        """
+        fits = frozenset(
+            left
+            for left in self.may
+            if left.count(stage) >= at_least or not self.under_way.isdisjoint(left)
+        )
         self.may = fits or self.may
         return bool(fits)
 
     def settle(self, marks: Sequence[Stage], *, is_done: bool, keeps: bool) -> None:
         """What is under way by these marks has an end: all of it was done, or nobody knows."""
+        self.under_way.difference_update(marks)
         if is_done:
             done = frozenset(left for left in self.may if set(marks) <= set(left))
             self.may = done or self.may
@@ -332,6 +341,7 @@ class GroupAccount:
                     continue  # it was settled before: nothing is written
                 mark = seeks.get(each) or self._mark()
                 marks[each].append(mark)
+                each.under_way.add(mark)
                 each.become(each.may | {_sorted(move.whole(left), mark) for left in each.may})
                 by_power[each] |= self._by_power(move, mark, by_power[each])
                 each.since |= self._by_power(move, mark, each.since)
