@@ -46,6 +46,7 @@ FAILED_ONCE_IN_MOVES: Final = {
     "what-is-put-rounds-behind-the-hand-is-parked-where-no-broker-reads": 5_003_367,
     "a-handle-names-what-another-width-gave-the-same-time": 5_012_531,
     "a-wheel-tells-its-width-by-files-that-are-made-for-it": 7_007_067,
+    "a-refused-takeover-has-noted-what-the-broker-delivered": 9_408_847,
 }
 """The same of runs in which messages move."""
 

@@ -57,6 +57,7 @@ from timer_wheel.wheel.recovery import (
     has_torn_end,
     log_has_losses,
     move_to,
+    note_dealt_with,
     resume,
     truncate_all,
     truncate_astray,
@@ -157,16 +158,22 @@ def _open(
     if is_in_doubt:
         timers.metrics.forget()
     apply_older_markers(timers)
+    dealt_with = None
     if waiting is not None:
         timers.mark_done_all_but(waiting)
     elif makes_again or not store.repeats:
-        _catch_up(timers)
+        dealt_with = _catch_up(timers)
     has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
         rest = timers.unplaced(EVERYTHING, keys=True)
         note_what_is_damaged(timers, rest)
         has_markers = bool(rest.facts.is_marker.any())
-    if timers.precision_ms != asked_ms:
+    is_other = timers.precision_ms != asked_ms
+    if is_other:
+        _refuse_precision(timers, settings)
+    if dealt_with is not None:
+        note_dealt_with(store.root, dealt_with)
+    if is_other:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt or was_cut)
     if has_markers:  # the checkpoint says durably where the timer log ends, before more is appended
@@ -201,12 +208,21 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
     files.sync_checkpoint(flush_position, own, timers.placed_end)
 
 
+def _refuse_precision(timers: LiveTimers, settings: WheelSettings) -> None:
+    """Raise PrecisionError where another precision is not to be, and UnsupportedStoreError where it
+    cannot be. Nothing is written.
+    """
+    if not has_units(timers):
+        return
+    if settings.on_precision_change == "refuse" and _has_pending(timers):
+        raise precision_error(timers, settings.precision_ms)
+    _refuse_rebuild(timers, settings)
+
+
 def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
-    """The wheel with the precision that is asked for, where that can be."""
+    """The wheel with the precision that is asked for, which nothing refuses."""
     precision_ms = settings.precision_ms
     if has_units(timers):
-        if settings.on_precision_change == "refuse" and _has_pending(timers):
-            raise precision_error(timers, precision_ms)
         return rebuilt(timers, settings)
     hand_ms = -(-timers.wheel.hand_ms // precision_ms) * precision_ms
     wheel, window_slots = LiveWheel(precision_ms, hand_ms), settings.roll_window_slots
@@ -289,14 +305,17 @@ def _latest_ms(store: LiveStore, files: WheelFiles) -> int:
     return max(store.clock.now_ms(), files.found.timestamp_ms)
 
 
-def _catch_up(timers: LiveTimers) -> None:
-    """Find out what is done already, and move the hand to where the checkpoint has it."""
-    find_done(timers)
+def _catch_up(timers: LiveTimers) -> Int64s | None:
+    """Find out what is done already, and move the hand to where the checkpoint has it. Returns what
+    is to be noted of it (``find_done``).
+    """
+    dealt_with = find_done(timers)
     files, own, hand_ms = timers.files, timers.files.found_own, timers.files.claimed_hand_ms
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
         hand_ms = min(hand_ms, _latest_ms(timers.store, files))
     if hand_ms > timers.wheel.hand_ms:
         move_to(timers, hand_ms, _markers(timers))
+    return dealt_with
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
@@ -348,17 +367,8 @@ def precision_error(timers: LiveTimers, precision_ms: int) -> PrecisionError:
 
 
 def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
-    """The same messages on a wheel of another precision.
-
-    Raises UnsupportedStoreError for a finer one when messages are to roll: those would roll
-    by their records, which know the old precision, and would be early. And where messages
-    wait from before more changes than are remembered, or beyond a round of the new wheel. What is
-    refused has written nothing.
-
-    Raises TargetError when the disk refuses.
-    """
+    """The same messages on a wheel of another precision. Raises TargetError."""
     now_ms = timers.store.clock.now_ms()
-    _refuse_rebuild(timers, settings, now_ms)
     place_all(timers, now_ms, lambda: _markers(timers))
     rows, mended = _waiting(timers)
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
@@ -368,10 +378,15 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     return _write_rebuilt(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
 
 
-def _refuse_rebuild(timers: LiveTimers, settings: WheelSettings, now_ms: int) -> None:
-    """Raise UnsupportedStoreError for a wheel that cannot be rebuilt, before anything is written:
-    the rest of the queue counts with the slots that placing would give.
+def _refuse_rebuild(timers: LiveTimers, settings: WheelSettings) -> None:
+    """Raise UnsupportedStoreError for a wheel that cannot be rebuilt. The rest of the queue counts
+    with the slots that placing would give.
+
+    That is a finer one when messages are to roll: those would roll by their records, which know
+    the old precision, and would be early. And where messages wait from before more changes than are
+    remembered, or beyond a round of the new wheel.
     """
+    now_ms = timers.store.clock.now_ms()
     rows, _ = _waiting(timers)
     rows = TimerRows.together([rows, _rest_waiting(timers, now_ms)])
     _refuse_too_many_widths(timers, rows)

@@ -240,9 +240,10 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
 # --- what is done ---------------------------------------------------------------------------------
 
 
-def find_done(timers: LiveTimers) -> None:
-    """Find out what is done already; ``timers.done`` gets it. Raises SourceError, and
-    TargetError where what was found cannot be written down.
+def find_done(timers: LiveTimers) -> Int64s | None:
+    """Find out what is done already; ``timers.done`` gets it. Returns the commit log offsets that
+    ``note_dealt_with`` has to write down before the store counts as ours, None where the log tells
+    of all. Raises SourceError.
     """
     store, own = timers.store, timers.files.found_own
     log, root = store.log, store.root
@@ -261,8 +262,14 @@ def find_done(timers: LiveTimers) -> None:
     timers.mark_done(found)
     path = root.own / DEALT_WITH_NAME
     if copies_from < timers.foreign_until and (len(timers.done) or path.exists()):
-        text = json.dumps({"commit_log_offsets": timers.done.tolist()})
-        replace_file(path, text.encode())
+        return timers.done
+    return None
+
+
+def note_dealt_with(root: StoreRoot, offsets: Int64s) -> None:
+    """Write down what a broker had done when the store was taken over. Raises TargetError."""
+    text = json.dumps({"commit_log_offsets": offsets.tolist()})
+    replace_file(root.own / DEALT_WITH_NAME, text.encode())
 
 
 def first_undone_ms(timers: LiveTimers) -> int:
