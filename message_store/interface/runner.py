@@ -10,6 +10,7 @@ from message_store.base.clock import Clock
 from message_store.interface.delay_store import DelayStore, Deliveries
 
 DEFAULT_POLL_MS = 100
+_REST, _LONGEST_REST_MS = 3, 10
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ def run_store(
     asked before every round. What is due at ``until_ms`` is still delivered, nothing after it.
     ``poll_ms`` bounds each sleep, because another thread may schedule something sooner or ``stop``
     may change its mind; where neither can happen (a week on a ``ManualClock``) let it be long.
+    Where more is due at once, as on levels under load, it rests three times as long as the round
+    took, 10 ms at most: threads that schedule get on, and the next round delivers more at a time.
     With ``flush_every_ms`` the store is flushed that often, so that a loss of power costs no
     more than that and a round.
 
@@ -68,5 +71,7 @@ def run_store(
         earliest_ms = min(time_ms for time_ms in wake_ms if time_ms is not None)
         # Asked again, because the callback took its time; whatever the clock says, neither a loop
         # without sleep nor a sleep beyond the bound.
-        clock.sleep_ms(min(poll_ms, max(1, earliest_ms - clock.now_ms())))
+        over_ms = clock.now_ms()
+        rest_ms = max(1, min(_REST * (over_ms - now_ms), _LONGEST_REST_MS))
+        clock.sleep_ms(min(poll_ms, max(rest_ms, earliest_ms - over_ms)))
     return delivered

@@ -116,13 +116,16 @@ def test_a_sleep_is_bounded_and_never_nothing() -> None:
     assert all(1 <= duration_ms <= 100 for duration_ms in clock.sleeps_ms)
 
 
-def test_a_callback_that_takes_longer_than_the_next_message_is_away_does_not_make_it_spin() -> None:
+@pytest.mark.parametrize(("took_ms", "rest_ms"), [(0, 1), (1, 3), (2, 6), (4, 10), (60, 10)])
+def test_where_more_is_due_at_once_others_get_on_for_three_times_as_long_and_10_ms_at_most(
+    took_ms: int, rest_ms: int
+) -> None:
     clock = SleepCounter(0)
     store = MemoryStore(clock)
-    for delay_ms in (250, 300, 350):
-        store.schedule(Message("orders", b"a"), AfterMs(delay_ms))
-    assert run_store(store, clock, lambda _deliveries: clock.tick(60), until_ms=500) == 3
-    assert min(clock.sleeps_ms) == 1
+    store.schedule(Message("orders", b"a"), AfterMs(250))
+    store.schedule(Message("orders", b"b"), AfterMs(251))
+    assert run_store(store, clock, lambda _all: clock.tick(took_ms), until_ms=500) == 2
+    assert clock.sleeps_ms[:4] == [100, 100, 50, rest_ms]
 
 
 def test_an_error_of_the_callback_comes_out_and_what_was_delivered_stays() -> None:
