@@ -36,35 +36,47 @@ class Span:
 def read_spans(
     reader: SegmentReader, offsets: Int64Array, sizes: Int64Array, *, is_read_once: bool = False
 ) -> Iterator[Span]:
-    """Records of these sizes at these offsets, which rise, in spans. Raises SourceError where the
-    disk refuses.
+    """As ``SpanReader.spans``, of all records at once."""
+    return SpanReader(reader, is_read_once=is_read_once).spans(offsets, sizes)
+
+
+class SpanReader:
+    """Reads a log's records in spans, with one buffer.
 
     What is read once leaves the system's cache as it was. So a log larger than memory evicts
     nothing, and no new memory is looked for: on a virtual machine that took longer than all the
     rest (docs/PERFORMANCE.md).
     """
-    behind = _Behind(reader)
-    ends = offsets + np.maximum(sizes, 0)
-    limits = _file_ends(reader, offsets)
-    buffer = np.zeros(BUFFER_BYTES, np.uint8)
-    first = 0
-    while first < len(offsets):
-        offset, limit = int(offsets[first]), int(limits[first])
-        if limit < 0 or ends[first] > limit:
-            yield Span(first, first + 1, buffer, offset, 0)
-            first += 1
-            continue
-        if ends[first] - offset > len(buffer):
-            buffer = np.zeros(int(ends[first]) - offset, np.uint8)
-        last = _last_of_span(offsets, ends, first, min(offset + len(buffer), limit))
-        wanted = int(ends[first:last].max()) - offset
-        if is_read_once:
-            behind.look_ahead(offset, limit)
-        available = reader.read_into(offset, buffer[:wanted].data)
-        yield Span(first, last, buffer, offset, available)
-        if is_read_once:
-            behind.forget(offset, available)
-        first = last
+
+    def __init__(self, reader: SegmentReader, *, is_read_once: bool) -> None:
+        self._reader = reader
+        self._behind = _Behind(reader) if is_read_once else None
+        self._buffer = np.zeros(BUFFER_BYTES, np.uint8)
+
+    def spans(self, offsets: Int64Array, sizes: Int64Array) -> Iterator[Span]:
+        """Records of these sizes at these offsets, which rise, also from call to call. Raises
+        SourceError where the disk refuses.
+        """
+        ends = offsets + np.maximum(sizes, 0)
+        limits = _file_ends(self._reader, offsets)
+        first = 0
+        while first < len(offsets):
+            offset, limit = int(offsets[first]), int(limits[first])
+            if limit < 0 or ends[first] > limit:
+                yield Span(first, first + 1, self._buffer, offset, 0)
+                first += 1
+                continue
+            if ends[first] - offset > len(self._buffer):
+                self._buffer = np.zeros(int(ends[first]) - offset, np.uint8)
+            last = _last_of_span(offsets, ends, first, min(offset + len(self._buffer), limit))
+            wanted = int(ends[first:last].max()) - offset
+            if self._behind is not None:
+                self._behind.look_ahead(offset, limit)
+            available = self._reader.read_into(offset, self._buffer[:wanted].data)
+            yield Span(first, last, self._buffer, offset, available)
+            if self._behind is not None:
+                self._behind.forget(offset, available)
+            first = last
 
 
 class _Behind:

@@ -19,7 +19,6 @@ from message_store.reading.consume_queue import QueueEntries
 from migrate.report.marker import ConversionSettings
 from migrate.settings import WHEEL
 from migrate.verify.digests.entries import TARGET_ENTRY
-from migrate.verify.reached import fill_from_queue
 from migrate.verify.report import OPENED, Problem
 from migrate.verify.structure import (
     ReachedMessages,
@@ -74,7 +73,8 @@ def _entries(index: IndexContent, queue: QueueEntries, precision_ms: int) -> NDA
     number = rows["queue_offset"]
     is_there = (number >= 0) & (number < len(queue))
     entries = np.zeros(len(rows), TARGET_ENTRY.dtype)
-    fill_from_queue(entries, np.where(is_there, number, -1), queue)
+    entries["queue_offset"] = np.where(is_there, number, -1)
+    entries["tags_code"][is_there] = queue.units["tags_code"][number[is_there]]
     for name in ("commit_log_offset", "size_bytes", "flags", "topic_hash"):
         entries[name] = rows[name]
     entries["slot_time_ms"] = rows["due_ms"] - precision_ms

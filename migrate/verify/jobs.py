@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import TargetError, reason_of
 from message_store.base.parallel import parallel_map
-from message_store.files.array_room import new_array, row_blocks, running_sums
+from message_store.files.array_room import row_blocks
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.progress import Progress
@@ -30,7 +30,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _TASK_MAX_ENTRIES = 1 << 20
-"""A task takes some 15 ms and 60 bytes of memory an entry beside its records."""
+"""A task takes some 15 ms beside its records; a lost one is done again."""
 _TASK_MIN_ENTRIES = 20_000
 _INLINE_BYTES = 256 << 10
 """Entries of a task up to this size travel with it; more are laid down as a file."""
@@ -145,6 +145,7 @@ class DigestJobs:
                 side=side.side,
                 store=side.store.path.absolute(),
                 entries=path or entries,
+                count=last - first,
                 first_number=first,
                 seed=self.seed,
                 rules=self.rules,
@@ -161,14 +162,22 @@ def _cuts(entries: NDArray[np.void], parallelism: int) -> list[int]:
     """Where tasks begin and end: equal bytes of log, a bounded number of entries, at least one."""
     count = len(entries)
     tasks = min(max(parallelism, count // _TASK_MAX_ENTRIES + 1), count // _TASK_MIN_ENTRIES + 1)
-    sizes = new_array(count, np.int64)
-    for rows in row_blocks(count):
-        sizes[rows] = np.maximum(entries["size_bytes"][rows], 0)
-    sizes = running_sums(sizes)
-    total = int(sizes[-1]) if count else 0
-    inner = np.searchsorted(sizes, np.arange(1, tasks) * total // tasks)
-    cuts = [0, *(int(cut) for cut in np.unique(inner) if 0 < cut < count), count]
+    blocks = list(row_blocks(count))
+    ends = np.cumsum([0, *(_log_bytes(entries[rows]).sum() for rows in blocks)])
+    inner = []
+    for wanted in np.arange(1, tasks) * int(ends[-1]) // tasks:
+        block = int(np.searchsorted(ends, wanted, side="right")) - 1
+        rows = blocks[min(block, len(blocks) - 1)]
+        sums = int(ends[block]) + np.cumsum(_log_bytes(entries[rows]))
+        inner.append(rows.start + int(np.searchsorted(sums, wanted)))
+    cuts = [0, *(cut for cut in sorted(set(inner)) if 0 < cut < count), count]
     return [0, *(end for first, last in pairwise(cuts) for end in _ends(first, last))]
+
+
+def _log_bytes(entries: NDArray[np.void]) -> NDArray[np.int64]:
+    """How much of the log each entry takes."""
+    found: NDArray[np.int64] = np.maximum(entries["size_bytes"], 0).astype(np.int64)
+    return found
 
 
 def _ends(first: int, last: int) -> list[int]:

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.files.array_room import as_type, new_array, row_blocks, zero_array
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import address_of, load_i32, load_i64, store_i32, store_i64
 from message_store.reading.consume_queue import QueueEntries
 from migrate.verify.digests.entries import TARGET_ENTRY
-from timer_wheel.format.timer_log import TimerUnits
+from timer_wheel.format.timer_log import TIMER_UNIT, TimerUnits
 
 END = -1
 """Where a chain ends."""
@@ -105,6 +107,39 @@ def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
     return Walk(units[:done], slots[:done], steps, first, broken.astype(bool), visits)
 
 
+_UNIT_OFFSET = TIMER_UNIT.offset_of("commit_log_offset")
+_UNIT_SIZE = TIMER_UNIT.offset_of("record_size_bytes")
+_UNIT_FLAGS = TIMER_UNIT.offset_of("magic")
+_UNIT_TOPIC_HASH = TIMER_UNIT.offset_of("topic_hash")
+_QUEUE_TAGS = QUEUE_UNIT.offset_of("tags_code")
+_OFFSET = TARGET_ENTRY.offset_of("commit_log_offset")
+_SIZE = TARGET_ENTRY.offset_of("size_bytes")
+_FLAGS = TARGET_ENTRY.offset_of("flags")
+_QUEUE_OFFSET = TARGET_ENTRY.offset_of("queue_offset")
+_SLOT_TIME = TARGET_ENTRY.offset_of("slot_time_ms")
+_TAGS = TARGET_ENTRY.offset_of("tags_code")
+_TOPIC_HASH = TARGET_ENTRY.offset_of("topic_hash")
+_UNIT_BYTES, _QUEUE_BYTES, _ENTRY_BYTES = TIMER_UNIT.size, QUEUE_UNIT.size, TARGET_ENTRY.size
+
+
+@kernel("void(int64, int64, int64[::1], int64[::1], int64[::1], int64)")
+def _fill(
+    units: int, queue: int, reached: Any, numbers: Any, slot_times_ms: Any, entries: int
+) -> None:
+    """Rows of TARGET_ENTRY for the units ``reached``, with the queue entries of these numbers."""
+    for row in range(len(reached)):
+        unit, entry = units + reached[row] * _UNIT_BYTES, entries + row * _ENTRY_BYTES
+        number = numbers[row]
+        tags = load_i64(queue + number * _QUEUE_BYTES + _QUEUE_TAGS) if number >= 0 else 0
+        store_i64(entry + _OFFSET, load_i64(unit + _UNIT_OFFSET))
+        store_i32(entry + _SIZE, load_i32(unit + _UNIT_SIZE))
+        store_i32(entry + _FLAGS, load_i32(unit + _UNIT_FLAGS))
+        store_i64(entry + _QUEUE_OFFSET, number)
+        store_i64(entry + _SLOT_TIME, slot_times_ms[row])
+        store_i64(entry + _TAGS, tags)
+        store_i32(entry + _TOPIC_HASH, load_i32(unit + _UNIT_TOPIC_HASH))
+
+
 def reached_entries(
     walk: Walk, slot_times_ms: NDArray[np.int64], units: TimerUnits, queue: QueueEntries
 ) -> NDArray[np.void]:
@@ -115,29 +150,19 @@ def reached_entries(
     offsets = as_type(units.units["commit_log_offset"], np.int64)
     reached, slots = _in_log_order(walk, offsets)
     numbers = _queue_numbers(offsets, reached, queue)
-    entries = zero_array(len(slots), TARGET_ENTRY.dtype)
+    entries = new_array(len(slots), TARGET_ENTRY.dtype)
+    if not len(slots):
+        return entries
+    where = address_of(units.units), address_of(queue.units) if len(queue) else 0
     for rows in row_blocks(len(slots)):
-        block = entries[rows]
-        there = units.units[rows if isinstance(reached, range) else reached[rows]]
-        block["commit_log_offset"] = there["commit_log_offset"]
-        block["size_bytes"] = there["record_size_bytes"]
-        block["flags"] = there["magic"]
-        block["slot_time_ms"] = slot_times_ms[slots[rows]]
-        block["topic_hash"] = there["topic_hash"]
-        fill_from_queue(block, _picked(numbers, rows), queue)
+        _fill(
+            *where,
+            _picked(reached, rows),
+            _picked(numbers, rows),
+            slot_times_ms[slots[rows]],
+            address_of(entries[rows]),
+        )
     return entries
-
-
-def fill_from_queue(
-    entries: NDArray[np.void], numbers: NDArray[np.int64], queue: QueueEntries
-) -> None:
-    """Fill in what the queue entries of these numbers say of rows of TARGET_ENTRY; -1: no entry."""
-    entries["queue_offset"] = numbers
-    is_known = numbers >= 0
-    if is_known.all():
-        entries["tags_code"] = queue.units["tags_code"][numbers]
-    else:
-        entries["tags_code"][is_known] = queue.units["tags_code"][numbers[is_known]]
 
 
 def _picked(indexes: Indexes, rows: slice) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ that is used again, and lets a kernel digest the records. Its result does not gr
 of messages, except where records are asked for one by one. Many of those go to the scratch.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -14,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import SourceError
+from message_store.files.array_room import row_blocks
 from message_store.files.log_row import open_log
-from message_store.files.small_files import read_small_file
+from message_store.files.small_files import read_piece
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.spans import CHUNK_ENTRIES, read_spans
+from message_store.reading.spans import CHUNK_ENTRIES, Span, SpanReader
 from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
 from migrate.verify.digests.entries import (
     BUCKET_COLUMNS,
@@ -51,7 +53,7 @@ EXAMPLES_KEPT = 10
 
 @attrs.frozen(eq=False)
 class DigestTask:
-    """A run of entries of one side, in the order of the log.
+    """A run of ``count`` entries of one side, in the order of the log: here, or in a file.
 
     ``first_number`` is the number of its first entry among all of that side. With ``topics`` the
     messages of other real topics are left out. Records whose identity is in ``identities``, or
@@ -62,6 +64,7 @@ class DigestTask:
     side: Side
     store: Path
     entries: NDArray[np.void] | Path
+    count: int
     first_number: int
     seed: int
     rules: tuple[int, int, int, int]
@@ -154,7 +157,7 @@ class _Digester:
 
     def __init__(self, task: DigestTask) -> None:
         self.task = task
-        self.entries = _entries_of(task)
+        self.entries, self.first_number = np.empty(0, LAYOUTS[task.side].dtype), task.first_number
         keys = [topic_key(topic, task.seed) for topic in task.topics]
         self.topics_wanted = np.array(keys, np.uint64)
         self.rules = np.array(task.rules, np.int64)
@@ -174,12 +177,16 @@ class _Digester:
         self.wanted = _wanted_buckets(task.buckets, self.identities)
 
     def run(self) -> DigestResult:
+        is_read_once = self.task.side == "target"  # a source was read before
         with open_log(StoreRoot(self.task.store), self.task.file_bytes) as reader:
-            offsets = self.entries["commit_log_offset"].astype(np.int64)
-            sizes = self.entries["size_bytes"].astype(np.int64)
-            is_read_once = self.task.side == "target"  # a source was read before
-            for span in read_spans(reader, offsets, sizes, is_read_once=is_read_once):
-                self._digest_span(span.first, span.last, span.buffer, span.offset, span.available)
+            spans = SpanReader(reader, is_read_once=is_read_once)
+            for block in _blocks(self.task):
+                self.entries = block
+                offsets = block["commit_log_offset"].astype(np.int64)
+                sizes = block["size_bytes"].astype(np.int64)
+                for span in spans.spans(offsets, sizes):
+                    self._digest_span(span)
+                self.first_number += len(block)
         self._empty_topics()
         return DigestResult(
             self.task.side,
@@ -191,12 +198,11 @@ class _Digester:
             () if self.writer is None else self.writer.finish(),
         )
 
-    def _digest_span(
-        self, first: int, last: int, buffer: NDArray[np.uint8], offset: int, available: int
-    ) -> None:
-        span = (address_of(buffer), offset, available)
+    def _digest_span(self, span: Span) -> None:
+        bytes_there = (address_of(span.buffer), span.offset, span.available)
+        first, last = span.first, span.last
         while first < last:
-            stop = self._call_kernel(first, last, span)
+            stop = self._call_kernel(first, last, bytes_there)
             self._take(first, stop)
             if stop < last and not self._empty_topics():
                 self.complaints[0] = Complaint.OUTSIDE
@@ -225,9 +231,7 @@ class _Digester:
     def _count_complaints(self, first: int, complaints: NDArray[np.uint8]) -> None:
         for code in np.unique(complaints[complaints != 0]):
             rows = np.flatnonzero(complaints == code)
-            numbers = tuple(
-                self.task.first_number + first + int(row) for row in rows[:EXAMPLES_KEPT]
-            )
+            numbers = tuple(self.first_number + first + int(row) for row in rows[:EXAMPLES_KEPT])
             count, examples = self.complaint_counts.get(Complaint(code), (0, ()))
             self.complaint_counts[Complaint(code)] = (
                 count + len(rows),
@@ -246,7 +250,7 @@ class _Digester:
             there = np.searchsorted(self.identities, identity[rows])
             rows = rows[self.identities[there % len(self.identities)] == identity[rows]]
         if len(rows):
-            numbers = rows + self.task.first_number + first
+            numbers = rows + self.first_number + first
             keep = self.found.append if self.writer is None else self.writer.add
             keep(found_records(numbers, self.digests[rows], complaints[rows]))
 
@@ -265,13 +269,20 @@ class _Digester:
         return is_half_full
 
 
-def _entries_of(task: DigestTask) -> NDArray[np.void]:
-    if not isinstance(task.entries, Path):
-        return task.entries
-    content = read_small_file(task.entries)
-    if content is None:
-        raise SourceError(f"{task.entries}: gone; every worker must see the scratch directory")
-    return np.frombuffer(content, LAYOUTS[task.side].dtype)
+def _blocks(task: DigestTask) -> Iterator[NDArray[np.void]]:
+    """The entries of a task, a block behind the other. Raises SourceError where they are gone."""
+    layout = LAYOUTS[task.side]
+    for rows in row_blocks(task.count):
+        if not isinstance(task.entries, Path):
+            yield np.ascontiguousarray(task.entries[rows])
+            continue
+        size_bytes = (rows.stop - rows.start) * layout.size
+        data = read_piece(task.entries, rows.start * layout.size, size_bytes)
+        if len(data) < size_bytes:
+            raise SourceError(
+                f"{task.entries}: gone or cut short; every worker must see the scratch directory"
+            )
+        yield np.frombuffer(data, layout.dtype)
 
 
 def _wanted_buckets(

@@ -7,12 +7,13 @@ structured array and never a Python object.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.files.array_room import new_array
+from message_store.files.array_room import new_array, row_blocks
 from message_store.files.segments import Segment, SegmentReader
 from message_store.format.layout import Field, Layout
 from message_store.format.record_layout import MAGIC_BLANK
@@ -98,12 +99,11 @@ class UnitRun:
 class TimerUnits:
     """All units of a log, in order.
 
-    ``positions`` says where each begins, ``units`` is an array of TIMER_UNIT's dtype (big-endian),
-    ``end_position`` is where a broker would append. ``file_starts`` says where the files begin,
-    ``run_starts`` and ``run_indexes`` position and index of the first unit of each run.
+    ``units`` is an array of TIMER_UNIT's dtype (big-endian), ``end_position`` is where a broker
+    would append. ``file_starts`` says where the files begin, ``run_starts`` and ``run_indexes``
+    position and index of the first unit of each run.
     """
 
-    positions: Int64Array
     units: NDArray[np.void]
     end_position: int
     file_starts: Int64Array
@@ -111,7 +111,20 @@ class TimerUnits:
     run_indexes: Int64Array
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.units)
+
+    @cached_property
+    def positions(self) -> Int64Array:
+        """Where each unit begins."""
+        positions = new_array(len(self), np.int64)
+        for rows in row_blocks(len(self)):
+            positions[rows] = self.positions_at(np.arange(rows.start, rows.stop))
+        return positions
+
+    def positions_at(self, indexes: Int64Array) -> Int64Array:
+        """Where the units of these indexes begin."""
+        runs = np.searchsorted(self.run_indexes, indexes, side="right") - 1
+        return self.run_starts[runs] + (indexes - self.run_indexes[runs]) * TIMER_UNIT.size
 
     @property
     def slot_time_ms(self) -> Int64Array:
@@ -142,13 +155,16 @@ def slot_time_ms(units: NDArray[np.void]) -> Int64Array:
     return times
 
 
-def unit_runs(reader: SegmentReader, begin_position: int = 0) -> Iterator[UnitRun]:
+def unit_runs(
+    reader: SegmentReader, begin_position: int = 0, room: NDArray[np.void] | None = None
+) -> Iterator[UnitRun]:
     """Every unit, some 65,000 at a time and never more than one file's; a run may be empty.
 
     A blank leads to the next file. Zeros, a size that is not 52, an unknown flag, and a file that
     ends in the middle of a unit end the log, as they do for a broker, which scans from the file
     that holds ``begin_position``. In files before that one they end only the file. Damage never
-    raises; SourceError is raised when the disk refuses.
+    raises; SourceError is raised when the disk refuses. With ``room`` (TIMER_UNIT's dtype, as many
+    rows as the files have place for) the units lie there, one behind the other.
     """
     starts = [segment.start_offset for segment in reader.segments]
     scanned_from = max((start for start in starts if start <= begin_position), default=0)
@@ -156,7 +172,9 @@ def unit_runs(reader: SegmentReader, begin_position: int = 0) -> Iterator[UnitRu
         tail = None
         done = 0
         while done < segment.length_bytes and tail is None:
-            run, tail = _read_run(reader, segment, done)
+            units = np.empty(_UNITS_A_RUN, TIMER_UNIT.dtype) if room is None else room
+            run, tail = _read_run(reader, segment, done, units)
+            room = None if room is None else room[len(run.units) :]
             done += len(run.units) * TIMER_UNIT.size
             yield run
         goes_on = tail is None or _is_blank(tail)
@@ -164,18 +182,26 @@ def unit_runs(reader: SegmentReader, begin_position: int = 0) -> Iterator[UnitRu
             return
 
 
-def _read_run(reader: SegmentReader, segment: Segment, done: int) -> tuple[UnitRun, bytes | None]:
-    """The next units of a file, and the bytes behind them; None when all that was read is units."""
-    wanted = min(_UNITS_A_RUN * TIMER_UNIT.size, segment.length_bytes - done)
-    buffer = bytearray(wanted)
+def _read_run(
+    reader: SegmentReader, segment: Segment, done: int, room: NDArray[np.void]
+) -> tuple[UnitRun, bytes | None]:
+    """The next units of a file, read into ``room``, and the bytes behind them; None when all that
+    was read is units.
+    """
+    left = segment.length_bytes - done
+    units = room[: min(_UNITS_A_RUN, left // TIMER_UNIT.size)]
     start = segment.start_offset + done
-    got = reader.read_into(start, memoryview(buffer))
-    units = np.frombuffer(buffer, TIMER_UNIT.dtype, got // TIMER_UNIT.size)
+    got = reader.read_into(start, units.view(np.uint8).data)
+    units = units[: got // TIMER_UNIT.size]
     is_unit = units["size_bytes"] == TIMER_UNIT.size
     is_unit &= units["magic"] & _UNKNOWN_FLAGS == 0
     count = len(units) if is_unit.all() else int(is_unit.argmin())
     end = count * TIMER_UNIT.size
-    tail = None if end == wanted else bytes(buffer[end : min(got, end + TIMER_UNIT.size)])
+    tail = None
+    if end < min(left, _UNITS_A_RUN * TIMER_UNIT.size):
+        behind = bytearray(min(TIMER_UNIT.size, left - end))
+        got = reader.read_into(start + end, memoryview(behind))
+        tail = bytes(behind[:got])
     return UnitRun(start, units[:count]), tail
 
 
@@ -186,18 +212,14 @@ def _is_blank(tail: bytes) -> bool:
 def read_units(reader: SegmentReader, begin_position: int = 0) -> TimerUnits:
     """The whole log, 52 bytes a unit; what ends it is told at ``unit_runs``."""
     most = sum(segment.length_bytes // TIMER_UNIT.size for segment in reader.segments)
-    units, positions = new_array(most, TIMER_UNIT.dtype), new_array(most, np.int64)
+    units = new_array(most, TIMER_UNIT.dtype)
     run_starts, run_indexes = [], []
     count = end_position = 0
-    for run in unit_runs(reader, begin_position):
+    for run in unit_runs(reader, begin_position, units):
         run_starts.append(run.start_position)
         run_indexes.append(count)
-        rows = slice(count, count + len(run.units))
-        units[rows] = run.units
-        positions[rows] = np.arange(run.start_position, run.end_position, TIMER_UNIT.size)
-        count, end_position = rows.stop, run.end_position
+        count, end_position = count + len(run.units), run.end_position
     return TimerUnits(
-        positions=positions[:count],
         units=units[:count],
         end_position=end_position,
         file_starts=np.array([file.start_offset for file in reader.segments], np.int64),

@@ -200,7 +200,7 @@ def digest_log(log: Path, data: bytes, entries: list[tuple[int, int]], out_ms: i
     rows["size_bytes"] = [size for _, size in entries]
     rows["out_ms"] = out_ms
     everything = np.ones(BUCKETS, bool).tobytes()
-    task = DigestTask("source", log.parent, rows, 0, SEED, RULES, buckets=everything)
+    task = DigestTask("source", log.parent, rows, len(rows), 0, SEED, RULES, buckets=everything)
     result = digest(task)
     return Found(result.found, {code: count for code, (count, _) in result.complaints.items()})
 
@@ -268,7 +268,7 @@ def test_records_over_several_files_and_beyond_a_buffer_are_all_read(tmp_path: P
     rows["commit_log_offset"] = places
     rows["size_bytes"] = [len(record) for record in records]
     everything = np.ones(BUCKETS, bool).tobytes()
-    task = DigestTask("source", tmp_path, rows, 5, SEED, RULES, buckets=everything)
+    task = DigestTask("source", tmp_path, rows, len(rows), 5, SEED, RULES, buckets=everything)
     result = digest(task)
     assert result.found["number"].tolist() == [5, 6, 7, 8]
     assert result.buckets[:, 0].sum() == 4
@@ -306,7 +306,9 @@ def test_only_the_topics_asked_for_are_counted(log: Path) -> None:
     sizes = [len(record) for record in records]
     rows["commit_log_offset"] = np.cumsum([0, *sizes[:2]])
     rows["size_bytes"] = sizes
-    task = DigestTask("source", log.parent, rows, 0, SEED, RULES, topics=("TopicA", "other"))
+    task = DigestTask(
+        "source", log.parent, rows, len(rows), 0, SEED, RULES, topics=("TopicA", "other")
+    )
     result = digest(task)
     assert result.buckets[:, 0].sum() == 2
     assert result.complaints[Complaint.LEFT_OUT] == (1, (1,))

@@ -26,9 +26,8 @@ def log_of(slot_times_ms: list[int]) -> TimerUnits:
     """One file of units for these slots."""
     units = np.zeros(len(slot_times_ms), TIMER_UNIT.dtype)
     units["write_time_ms"] = slot_times_ms
-    positions = np.arange(len(units), dtype=np.int64) * 52
     start = np.zeros(1, np.int64)
-    return TimerUnits(positions, units, len(units) * 52, start, start, start)
+    return TimerUnits(units, len(units) * 52, start, start, start)
 
 
 def slot_at(wheel: WheelSlots, index: int) -> tuple[int, ...]:
@@ -117,9 +116,7 @@ def two_files(slot_times_ms: list[int]) -> TimerUnits:
     units = log_of(slot_times_ms)
     half = len(slot_times_ms) // 2
     starts = np.array([0, half * 52], np.int64)
-    return TimerUnits(
-        units.positions, units.units, units.end_position, starts, starts, np.array([0, half])
-    )
+    return TimerUnits(units.units, units.end_position, starts, starts, np.array([0, half]))
 
 
 def revised_from_the_second_file(last: int, *, read_time_ms: int = WRITE_TIME_MS) -> int:
