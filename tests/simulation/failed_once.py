@@ -32,6 +32,7 @@ FAILED_ONCE: Final = {
     "offsets-of-a-repeating-store-are-ahead-of-a-log-that-lost-power": 9_008_984,
     "a-listing-after-a-crash-trusts-a-checkpoint-from-before-a-clock-was-set-back": 9_011_456,
     "a-handle-takes-a-neighbour-of-a-whole-second": 9_301_122,
+    "units-behind-a-hand-that-the-power-took-lead-nowhere": 9_507_876,
 }
 """What was wrong, and the seed that met it."""
 
