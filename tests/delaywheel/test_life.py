@@ -90,14 +90,27 @@ def test_a_message_whose_body_is_damaged_is_known_and_not_stored_again(
     assert f"cannot be read at offset {receipt['commit_log_offset']:,}" in traced.stderr
 
 
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
 @pytest.mark.parametrize("verb", ["pending", "state", "export"])
-def test_what_no_broker_reads_any_more_is_not_passed_over(verb: str, place: Path) -> None:
-    """A wheel that rested for more than a week: a broker leaps, and `run` delivers."""
-    schedule(place, "wheel", "K1")
-    schedule(place, "wheel", "K2")
+def test_what_no_broker_reads_any_more_is_not_passed_over(
+    verb: str, is_killed: bool, place: Path
+) -> None:
+    """A wheel that rested for more than a week: a broker leaps, and `run` delivers. Of what was
+    delivered behind the checkpoint of a killed one the log tells.
+    """
+    for key in ("K1", "K2", "K3"):
+        schedule(place, "wheel", key)
     lines("cancel", place, "--key", "K2", "--json", "--now", NOW)
-    given: dict[str, object] = {"state": "K1", "export": place.with_suffix(".parquet")}
-    words = [given[verb]] if verb in given else []
+    before = (place / "config" / "timercheck").read_bytes()
+    lines("reschedule", place, "--key", "K3", "--after", "1s", "--json", "--now", NOW)
+    assert len(lines("run", place, "--now", NOW_MS + 5_000, "--json")) == 1
+    if is_killed:
+        (place / "abort").touch()
+        (place / "config" / "timercheck").write_bytes(before)
+    given: dict[str, list[object]] = {"state": ["K1"], "export": [place.with_suffix(".parquet")]}
+    if verb == "export" and is_killed:
+        given[verb].append("--after-crash")
+    words = given.get(verb, [])
     late = NOW_MS + 8 * 86_400_000
     asked = run(verb, place, *words, "--now", late)
     assert asked.exit_code == cli.SOURCE_UNREADABLE, asked.output

@@ -34,8 +34,8 @@ class WheelState:
     have to be placed lead to no record. ``lost_log_bytes`` of the timer log are not there, which
     the checkpoint knows (0 ``after_crash``: the power may have taken them). ``unlinked_count`` are
     units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done).
-    ``unreachable_count`` messages are in slots further back than a broker that starts reads (0 as
-    well).
+    ``unreachable_count`` messages are in slots further back than a broker that starts reads;
+    ``after_crash`` those of which the log does not tell that they are done.
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
     """
 

@@ -219,13 +219,20 @@ def read_wheel_store(
         revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
         if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
-            alone, hand_ms = alone[:0], read_time_ms
+            alone = alone[:0]
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
-        passed, _ = _in_slots(revised, units, hand_ms, read_time_ms, precision_ms)
+        passed, _ = _in_slots(revised, units, hand_ms or read_time_ms, read_time_ms, precision_ms)
         passed = passed.rows(passed.commit_log_offset >= commit_log.min_offset)
-        is_over = of(passed).for_broker(topic_in_delete_key) | passed.is_marker
+        if after_crash:  # the log tells what of them is done
+            placed, passed = passed.followed_by(placed), passed.rows(np.empty(0, np.int64))
         left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
-        timers, recalled = left.timers, of(left.timers)
+        is_passed = (left.timers.position >= 0) & (left.timers.slot_time_ms < read_time_ms)
+        passed, timers = (
+            passed.followed_by(left.timers.rows(is_passed)),
+            left.timers.rows(~is_passed),
+        )
+        is_over = of(passed).for_broker(topic_in_delete_key) | passed.is_marker
+        recalled = of(timers)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
         precision_ms=precision_ms,
