@@ -270,7 +270,7 @@ class _Digester:
 
 
 def _blocks(task: DigestTask) -> Iterator[NDArray[np.void]]:
-    """The entries of a task, a block behind the other. Raises SourceError for a file that is cut."""
+    """The entries of a task, a block behind the other. Raises SourceError for a cut file."""
     layout = LAYOUTS[task.side]
     for rows in row_blocks(task.count):
         if not isinstance(task.entries, Path):

@@ -218,19 +218,12 @@ def read_wheel_store(
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
-        if after_crash or hand_ms == 0:  # units of what is done may be so, and nothing tells
-            alone = alone[:0]
+        alone = alone[: 0 if after_crash or hand_ms == 0 else None]  # of what is done, maybe
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         passed, _ = _in_slots(revised, units, hand_ms or read_time_ms, read_time_ms, precision_ms)
-        passed = passed.rows(passed.commit_log_offset >= commit_log.min_offset)
-        if after_crash:  # the log tells what of them is done
-            placed, passed = passed.followed_by(placed), passed.rows(np.empty(0, np.int64))
-        left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
-        is_passed = (left.timers.position >= 0) & (left.timers.slot_time_ms < read_time_ms)
-        passed, timers = (
-            passed.followed_by(left.timers.rows(is_passed)),
-            left.timers.rows(~is_passed),
-        )
+        found = passed.rows(passed.commit_log_offset >= commit_log.min_offset).followed_by(placed)
+        left = outstanding(root, commit_log, units, found, checkpoint, of, after_crash=after_crash)
+        timers, passed = _split_at_hand(left.timers, read_time_ms)
         is_over = of(passed).for_broker(topic_in_delete_key) | passed.is_marker
         recalled = of(timers)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
@@ -257,6 +250,12 @@ def read_wheel_store(
         unreachable_count=int((~is_over).sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
+
+
+def _split_at_hand(timers: PendingTimers, read_time_ms: int) -> tuple[PendingTimers, PendingTimers]:
+    """What the hand will find, or is to be placed, and what it has passed."""
+    is_passed = (timers.position >= 0) & (timers.slot_time_ms < read_time_ms)
+    return timers.rows(~is_passed), timers.rows(is_passed)
 
 
 def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) -> int:
