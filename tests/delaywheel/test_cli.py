@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it prints, and which exit code and sentence each refusal gets."""
 
+import builtins
 import importlib
 import json
 import os
 import pkgutil
 import pty
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -720,6 +722,23 @@ def test_an_interrupted_program_says_one_sentence(tmp_path: Path) -> None:
     assert program.returncode == cli.INTERRUPTED
     assert rest.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
     assert "Traceback" not in rest
+
+
+def test_an_interrupt_while_modules_are_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "delaywheel.terminal.main":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "cli.py"))
+    assert ended.value.code == cli.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.spark
