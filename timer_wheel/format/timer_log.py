@@ -146,7 +146,8 @@ class TimerUnits:
         """The index of the first unit in the file that holds a position, or in the first file."""
         before = self.file_starts[self.file_starts <= position]
         start = before[-1] if len(before) else 0
-        return int(np.searchsorted(self.positions, start))
+        run = int(np.searchsorted(self.run_starts, start))
+        return int(self.run_indexes[run]) if run < len(self.run_indexes) else len(self)
 
 
 def slot_time_ms(units: NDArray[np.void]) -> Int64Array:
