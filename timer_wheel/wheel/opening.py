@@ -62,6 +62,7 @@ from timer_wheel.wheel.recovery import (
     truncate_all,
     truncate_astray,
     truncate_at_gap,
+    truncate_behind_flush,
     truncate_to_flush,
     was_left,
 )
@@ -153,8 +154,11 @@ def _open(
     settings = attrs.evolve(wheel, precision_ms=asked_ms)
     known = attrs.evolve(settings, precision_ms=known_ms or asked_ms)
     timers = _from_timer_log(store, log, files, known)
-    if store.repeats and (undone_ms := first_undone_ms(timers)) < timers.wheel.hand_ms:
-        timers = _from_timer_log(store, log, files, known, hand_ms=undone_ms)
+    if store.repeats and own and (undone_ms := first_undone_ms(timers)) < timers.wheel.hand_ms:
+        truncate_behind_flush(own, log, store, files)
+        was_cut, undone_ms = log.end < end, max(undone_ms, own.flushed_hand_ms)
+        first, timers = timers, _from_timer_log(store, log, files, known, hand_ms=undone_ms)
+        timers.count_mended(first.mended_units)
     if is_in_doubt:
         timers.metrics.forget()
     apply_older_markers(timers)
@@ -214,7 +218,8 @@ def _refuse_precision(timers: LiveTimers, settings: WheelSettings) -> None:
     """
     if not has_units(timers):
         return
-    if settings.on_precision_change == "refuse" and _has_pending(timers):
+    has_pending = next_due_ms(timers, _markers(timers)) is not None
+    if settings.on_precision_change == "refuse" and has_pending:
         raise precision_error(timers, settings.precision_ms)
     _refuse_rebuild(timers, settings)
 
@@ -228,11 +233,6 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     wheel, window_slots = LiveWheel(precision_ms, hand_ms), settings.roll_window_slots
     timers.files.forget_wheel()
     return timers.with_wheel(wheel, window_slots, older=timers.older, log_begins=timers.log_begins)
-
-
-def _has_pending(timers: LiveTimers) -> bool:
-    """Whether there is anything to deliver."""
-    return next_due_ms(timers, _markers(timers)) is not None
 
 
 def _markers(timers: LiveTimers) -> RecallMarks:
@@ -487,6 +487,10 @@ def _write_rebuilt(
         older=timers.older.followed_by(timers.store.log.end, timers.precision_ms),
         early=rows.rows(is_early),
     )
+    made.mark_records_done(timers.done)  # of what is in the queue without units
+    made.all_on_wheel_waits()
+    made.set_names_from(timers.names_from)
+    apply_older_markers(made)
     own = made.state_to_flush()
     made.save(own)
     files.sync_checkpoint(0, own, made.placed_end)

@@ -27,7 +27,7 @@ from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.copies import Copies
 from timer_wheel.timers.copies_in_log import copies_in_log
-from timer_wheel.timers.recall import RecallMarks
+from timer_wheel.timers.recall import RecallKey, RecallMarks
 from timer_wheel.timers.rows import Bools, TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.files import WheelFiles
@@ -98,6 +98,15 @@ def truncate_to_flush(log: LiveTimerLog, store: LiveStore, files: WheelFiles) ->
     if begins_at_flush(own, store):
         _cut(log, store, files, max(own.flushed_position, log.segments.min_offset))
     _cut_what_the_log_lacks(log, store, files)
+
+
+def truncate_behind_flush(
+    own: OwnCheckpoint, log: LiveTimerLog, store: LiveStore, files: WheelFiles
+) -> None:
+    """Of a store that repeats, where the hand goes back: take away what was placed since the last
+    flush, by a hand that is not there any more. What that put behind itself is placed once more.
+    """
+    _cut(log, store, files, max(own.flushed_position, log.segments.min_offset))
 
 
 def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) -> None:
@@ -288,7 +297,8 @@ def first_undone_ms(timers: LiveTimers) -> int:
         is_since = (rows.slot_time_ms >= own.flushed_hand_ms) | (
             rows.position >= own.flushed_position
         )
-        rows = rows.rows(is_since & (rows.slot_time_ms < hand_ms) & ~rows.is_marker)
+        is_asked = ~rows.is_marker | rows.is_roll
+        rows = rows.rows(is_since & is_asked & (rows.slot_time_ms < hand_ms))
         facts, offsets = timers.facts(rows, keys=True), rows.commit_log_offset
         is_done = names.are_done(offsets, facts.lineages(offsets)) | marks.take_away(offsets, facts)
         undone = rows.slot_time_ms[facts.is_fine & ~is_done]
@@ -383,10 +393,32 @@ def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
     """
     hand_ms = floor_ms(hand_ms, timers.precision_ms)
     rows = timers.in_slots(timers.wheel.used_slots(hand_ms))
-    rows = rows.rows(~rows.is_marker)
     facts = timers.facts(rows, keys=len(marks) > 0)
     is_taken = marks.take_away(rows.commit_log_offset, facts)
-    left = rows.slot_time_ms[facts.is_fine & ~is_taken]
+    left = rows.slot_time_ms[facts.is_fine & ~is_taken & ~rows.is_marker]
     to_ms = min(hand_ms, floor_ms(int(left.min(initial=hand_ms)), timers.precision_ms))
+    is_to_roll = rows.is_marker & rows.is_roll & facts.is_fine
+    if is_to_roll.any():
+        to_ms = _held_by_markers(timers, rows.rows(is_to_roll), to_ms)
     if to_ms > timers.wheel.hand_ms:
         timers.pass_slots(to_ms)
+
+
+def _held_by_markers(timers: LiveTimers, markers: TimerRows, to_ms: int) -> int:
+    """No farther than a delete marker that is to roll while its message lies in a slot to come:
+    one that was placed later may be parked earlier.
+    """
+    rows = timers.in_slots(timers.wheel.used_slots())
+    is_asked = np.isin(rows.table[TOPIC_HASH], markers.table[TOPIC_HASH])
+    rows = rows.rows(is_asked & ~rows.is_marker)
+    last_ms: dict[RecallKey, int] = {}
+    keys = timers.facts(rows, keys=True).recall_keys()
+    for key, slot_ms in zip(keys, rows.slot_time_ms.tolist(), strict=True):
+        last_ms[key] = max(slot_ms, last_ms.get(key, -1))
+    keys = timers.facts(markers, keys=True).recall_keys()
+    held = list(
+        zip(markers.slot_time_ms.tolist(), (last_ms.get(key, -1) for key in keys), strict=True)
+    )
+    while needed := [slot_ms for slot_ms, its_ms in held if slot_ms < to_ms <= its_ms]:
+        to_ms = floor_ms(min(needed), timers.precision_ms)
+    return to_ms

@@ -19,8 +19,8 @@ from message_store.columns.byte_column import Int64s
 from message_store.files.notes import LostMessage
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import found_warning
-from timer_wheel.format.timer_due import OVERDUE_MARK_MS, was_due_when_stored
-from timer_wheel.format.timer_log import FLAG_DELETE, NO_POSITION
+from timer_wheel.format.timer_due import OVERDUE_MARK_MS
+from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
 from timer_wheel.format.wheel_math import floor_ms, roll_slot_ms
 from timer_wheel.timers.recall import why_damaged
@@ -234,20 +234,16 @@ def mend_links(timers: LiveTimers, count: int) -> int:
     """Let units lead to the last unit before them in their slot whose link is one bit away from
     that, or leads to no unit before them in their slot: of so many that ``revise`` counted. Returns
     how many. Raises TargetError.
-
-    Besides, uncounted, those without a link that were due when they were stored. They were put
-    behind the hand, where a slot is over and each unit its first; a loss of power took that hand.
     """
     links = _odd_links(timers, count)
     units, below, previous = links.T
     slots, others = _slots_at(timers, units), _slots_at(timers, previous)
     other = below ^ previous
     astray = (previous >= units) | (others != slots) & (previous >= timers.log.segments.min_offset)
-    is_wrong = (other & (other - 1) == 0) | astray
-    was_behind = was_due_when_stored(timers.log.slot_times_at(units)) & (previous == NO_POSITION)
-    for position, right, _ in links[is_wrong | was_behind].tolist():
+    mended = links[(other & (other - 1) == 0) | astray]
+    for position, right, _ in mended.tolist():
         timers.log.overwrite(position, previous_position=right)
-    return int(np.count_nonzero(is_wrong & ~was_behind))
+    return len(mended)
 
 
 def _slot(timers: LiveTimers, time_ms: Int64s) -> int:

@@ -552,6 +552,7 @@ def test_what_was_made_anew_with_its_markers_is_put_right(
             "timer_wheel.wheel.opening._waiting",
             lambda timers: (timers.in_slots(timers.wheel.used_slots()), TimerRows.empty()),
         )
+        patch.setattr("timer_wheel.wheel.opening.apply_older_markers", lambda _timers: None)
         open_with(path, clock, 1_000).close()
     assert look_as_a_broker(path, START_MS).keys == ["L"]
     for _ in range(2):

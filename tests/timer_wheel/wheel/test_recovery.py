@@ -113,32 +113,6 @@ def test_the_faithful_setting_repeats_the_slots_since_the_checkpoint_and_no_more
     again.close()
 
 
-def test_what_was_put_behind_a_hand_comes_where_the_power_took_its_deliveries(
-    tmp_path: Path,
-) -> None:
-    """Behind the hand each unit is the first of its slot; that hand is not where it was."""
-    clock = ManualClock(START_MS)
-    store = open_store(tmp_path, clock, FAITHFUL)
-    store.schedule(Message("orders", b"", unique_key="FIRST"), AfterMs(5_000))
-    clock.tick(6_000)
-    assert keys(store.advance(clock.now_ms())) == ["FIRST"]
-    for key in ("A", "B", "C"):
-        store.schedule(Message("orders", b"", unique_key=key), AtMs(START_MS))
-    store.flush()
-    kept = [each for name in ("commitlog", "consumequeue") for each in (tmp_path / name).rglob("*")]
-    flushed = {each: each.read_bytes() for each in kept if each.is_file()}
-    clock.tick(60_000)
-    assert keys(store.advance(clock.now_ms())) == ["A", "B", "C"]
-    store.abandon()
-    for path, content in flushed.items():
-        path.write_bytes(content)
-    again = open_store(tmp_path, clock, FAITHFUL)
-    assert [each.unique_key for each in again.pending()] == ["A", "B", "C"]
-    assert rest_of(again) == ["A", "B", "C"]
-    assert not again.check()
-    again.close()
-
-
 # --- who takes over -------------------------------------------------------------------------------
 
 
