@@ -136,8 +136,9 @@ class OffsetPersistence:
         if self._latest is not None and now.says_the_same(self._latest):
             return
         self._state.live.require_in_place()
-        if now.done:
+        if now.done or self._state.live.settings.repeat_after_kill:  # the offsets alone tell then
             self._state.live.sync_log()
+        if now.done:
             self._neutralise(now)
             self._state.live.sync_queues()
         self._put(now, is_durable=False)

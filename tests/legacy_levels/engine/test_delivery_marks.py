@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from legacy_levels import LevelStore
 from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
-from message_store import AtLevel
+from message_store import AtLevel, ManualClock
+from message_store.writing.settings import StoreSettings
 from tests.legacy_levels.level_stores import Bench, message
 
 WHOLE = DeliveryMark(100, {3: 7}, (1, 2), {3: 9}, {3: [(8, 1)]}).encode()
@@ -53,3 +55,26 @@ def test_a_mark_that_names_more_than_the_queue_has_is_taken_as_far_as_that_goes(
         assert [each.unique_key for each in store.pending()] == [
             f"KEY{number:08X}" for number in range(3) if number not in named
         ]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_the_offsets_of_a_store_that_repeats_are_never_ahead_of_its_log(
+    tmp_path: Path, *, repeats: bool
+) -> None:
+    """They alone say there what is done: the power may take the log's end and leave them."""
+    clock = ManualClock(1_793_000_000_000)
+    settings = StoreSettings(commit_log_file_bytes=1 << 20, repeat_after_kill=repeats)
+    store = LevelStore.open(tmp_path / "store", clock=clock, settings=settings)
+    for number in range(2):
+        store.schedule(message(number), AtLevel(2))
+    store.advance(clock.now_ms())
+    store.flush()
+    offsets = tmp_path / "store" / "config" / "delayOffset.json"
+    before = offsets.read_bytes()
+    clock.tick(6_000)
+    assert len(store.advance(clock.now_ms())) == 2
+    clock.tick(11_000)
+    store.advance(clock.now_ms())
+    assert offsets.read_bytes() != before
+    assert (store.live.synced_end == store.live.log.end) is repeats
+    store.close()
