@@ -306,7 +306,7 @@ class ConsumerGroup:
         key, stored = self._key(message), message.stored
         with self._store.lock:
             progress = self._table.find(key)
-            if progress is not None and not progress.is_done(stored.queue_offset):
+            if progress is not None and progress.may_be_given_back(stored.queue_offset):
                 record = given_back(stored, topic, reconsume_times, is_bare=is_bare)
                 self._table.give_back(key, stored, record, is_synced=self.is_synced)
                 self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))

@@ -20,6 +20,7 @@ class QueueProgress:
         self.acked: dict[int, Acked] = {}
         self.received = 0
         self._in_flight: dict[int, tuple[int, str]] = {}
+        self._taken: set[int] = set()
         self._by_time: list[tuple[int, int, int]] = []
         self._returned: dict[str, list[int]] = defaultdict(list)
         self.move_to(offset, acked or {})
@@ -29,6 +30,7 @@ class QueueProgress:
         self.offset = self.next_offset = self.saved = offset
         self._ahead: set[int] = set()
         self._in_flight.clear()
+        self._taken.clear()
         self._by_time.clear()
         self._returned.clear()
         self.acked = {last: each for last, each in acked.items() if last >= offset}
@@ -40,6 +42,12 @@ class QueueProgress:
     def is_done(self, queue_offset: int) -> bool:
         """Whether a message needs no more work."""
         return queue_offset < self.offset or queue_offset in self._ahead
+
+    def may_be_given_back(self, queue_offset: int) -> bool:
+        """Whether nobody has settled a message. Retention settles none that somebody works on: the
+        record is not needed for it.
+        """
+        return not self.is_done(queue_offset) or queue_offset in self._taken
 
     def are_open(self, first: int, end: int) -> bool:
         """Whether no message from ``first`` up to ``end`` is done."""
@@ -68,6 +76,7 @@ class QueueProgress:
     def cut(self, first: int) -> None:
         """Retention took all messages below ``first``."""
         if self.offset < first:
+            self._taken.update(at for at in self._in_flight if at < first)
             self._ahead = {at for at in self._ahead if at >= first}
             self._in_flight = {at: hid for at, hid in self._in_flight.items() if at >= first}
             self.offset = first
@@ -85,6 +94,8 @@ class QueueProgress:
         if self._in_flight:
             for queue_offset in range(first, end):
                 self._in_flight.pop(queue_offset, None)
+        if self._taken:
+            self._taken.difference_update(range(first, end))
         first = max(first, self.offset)
         if first > self.offset:
             self._ahead.update(range(first, end))

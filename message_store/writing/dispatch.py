@@ -171,7 +171,8 @@ class Dispatcher:
             self._lacks_beginning = True
             return
         queue.begin_at(first)
-        queue.append(_as_neutral_as_before(queue, rows, self._units(queue.topic, rows)))
+        units = _as_neutral_as_before(queue, rows, self._units(queue.topic, rows))
+        queue.append(_with_gaps_filled(queue, rows, units))
         self._known_ends.pop(name, None)
         self.dispatched += len(rows)
 
@@ -352,6 +353,27 @@ def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> Un
         units["commit_log_offset"][was_neutral] = rows.ends[was_neutral] - size_bytes
         units["size_bytes"][was_neutral] = size_bytes
     return units
+
+
+def _with_gaps_filled(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
+    """These new entries, with neutral ones where ordinals are missing: of damaged records. Else all
+    behind would move, and offsets, marks and an index count by places. (A broker moves them.) No
+    more records are believed to be missing than have room in front of the next one.
+    """
+    ends = np.concatenate([[queue.end_position], rows.ends[:-1]])
+    before = np.concatenate([[queue.max_offset - 1], rows["queue_offset"][:-1]])
+    missing = np.maximum(rows["queue_offset"] - before - 1, 0)
+    has_room = missing <= (rows["commit_log_offset"] - ends) // SMALLEST_RECORD_BYTES
+    missing = np.where(has_room, missing, 0)
+    if not missing.any():
+        return units
+    rows_of = np.repeat(np.arange(len(units)), missing + 1)
+    to_next = np.repeat(np.cumsum(missing + 1), missing + 1) - np.arange(len(rows_of)) - 1
+    filled = units[rows_of]
+    is_new = to_next > 0
+    filled["commit_log_offset"][is_new] -= to_next[is_new]
+    filled["size_bytes"][is_new] = NEUTRAL_SIZE
+    return filled
 
 
 def _units_at(queue: LiveQueue, queue_offsets: Int64s) -> UnitArray:

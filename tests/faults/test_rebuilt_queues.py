@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A queue whose files are lost is rebuilt from a log with a damaged record: the entries behind
+that keep their places, by which offsets, marks and indexes count.
+"""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from delaywheel import consumer_group
+from message_store import AfterMs, DelayStore, ManualClock, Message
+from tests.faults.engines import OPEN, abandon
+
+START_MS = 1_793_000_000_000
+ENGINES = pytest.mark.parametrize("engine", OPEN)
+NEAR_MS, FAR_MS = 5_000, 3_600_000  # of a level each
+MAGICS = b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab"
+
+
+def put(store: DelayStore, name: str, count: int, after_ms: int) -> list[str]:
+    keys = [f"{name}{number:02}" for number in range(count)]
+    for key in keys:
+        store.schedule(Message("orders", b"x" * 300, unique_key=key), AfterMs(after_ms))
+    return keys
+
+
+def damage_record(path: Path, key: str, *, is_newest: bool = False) -> None:
+    """Let the magic code of the first, or the newest, record of a message be none."""
+    [log] = (path / "commitlog").iterdir()
+    data = bytearray(log.read_bytes())
+    word = b"UNIQ_KEY\x01" + key.encode() + b"\x02"
+    there = data.rfind(word) if is_newest else data.find(word)
+    magic = max(data.rfind(code, 0, there) for code in MAGICS)
+    data[magic : magic + 4] = b"\0\0\0\1"
+    log.write_bytes(data)
+
+
+def advance(store: DelayStore, clock: ManualClock, by_ms: int) -> list[str | None]:
+    clock.tick(by_ms)
+    return [each.message.unique_key for each in store.advance(clock.now_ms())]
+
+
+@ENGINES
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
+def test_what_waits_is_delivered_once_and_what_was_cancelled_never(
+    engine: str, is_damaged: bool, tmp_path: Path
+) -> None:
+    """The record that is damaged is of a message that was delivered: nobody needs it."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN[engine](path, clock)
+    put(store, "D", 6, NEAR_MS)
+    advance(store, clock, NEAR_MS + 1_000)
+    waits = put(store, "P", 12, FAR_MS)
+    for number in range(
+        6 if engine != "levels" else 0
+    ):  # of a level's cancel the queue tells alone
+        store.cancel(
+            store.schedule(Message("orders", b"", unique_key=f"C{number}"), AfterMs(FAR_MS))
+        )
+    store.flush()
+    waits += put(store, "Q", 3, FAR_MS)
+    abandon(store)
+    if is_damaged:
+        damage_record(path, "D03")
+    for topic in (path / "consumequeue").iterdir():
+        if topic.name != "orders":
+            shutil.rmtree(topic)
+    again = OPEN[engine](path, clock)
+    assert Counter(each.unique_key for each in again.pending()) == Counter(waits)
+    assert Counter(advance(again, clock, 2 * FAR_MS)) == Counter(waits)
+    again.close()
+
+
+@ENGINES
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
+def test_a_group_goes_on_where_it_was(engine: str, is_damaged: bool, tmp_path: Path) -> None:
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN[engine](path, clock)
+    keys = put(store, "K", 20, NEAR_MS)
+    advance(store, clock, NEAR_MS + 1_000)
+    group = consumer_group(store, "billing")
+    group.ack(*group.receive("orders", 10))
+    store.flush()
+    put(store, "LATER", 1, FAR_MS)
+    abandon(store)
+    if is_damaged:
+        damage_record(path, "K03", is_newest=True)
+    shutil.rmtree(path / "consumequeue" / "orders")
+    again = OPEN[engine](path, clock)
+    came = [each.unique_key for each in consumer_group(again, "billing").receive("orders", 100)]
+    assert came == keys[10:]
+    again.close()
