@@ -25,6 +25,7 @@ from message_store.base.errors import (
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import next_places, prefault_by_zeroing, write_small, write_whole
 from message_store.files.unsynced import Unsynced
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import (
@@ -414,27 +415,27 @@ class LiveLog:
 
         Never the last file, never one that ``keep_from`` lies in or before.
         """
-        stop = self.min_offset
+        stop, young_ms = self.min_offset, now_ms - retention_ms
         for start in self.segments.starts[:-1]:
             file_end = start + self.file_bytes
             if file_end > min(keep_from, self.end):
-                break
-            if self.store_time_ms(start) + retention_ms > now_ms:  # it only gets younger
-                break
-            if self._last_time_ms(start) + retention_ms > now_ms:
+                break  # before a look: records only get younger
+            if self.store_time_ms(start) > young_ms or self._last_time_ms(start) > young_ms:
                 break
             stop = file_end
         return stop
 
     def _last_time_ms(self, start: int) -> int:
-        """When the last record of a full file was stored."""
+        """When the last record of a full file was stored; if it begins with damage, by what
+        is behind it. No file is old where nothing tells.
+        """
         if start not in self._last_times_ms:
-            address = self.segments.address_of_file(start)
-            place = last_record_of(address, self.file_bytes)
-            # A file that begins with damage is as old as what follows it.
-            last = start + place if place >= 0 else start + self.file_bytes
-            self._last_times_ms[start] = self.store_time_ms(last)
-        return self._last_times_ms[start]
+            place = last_record_of(self.segments.address_of_file(start), self.file_bytes)
+            behind = [each for each in self.segments.starts if each > start]
+            known = map(self.store_time_ms, [start + place] if place >= 0 else behind)
+            if last_ms := next(filter(None, known), None):
+                self._last_times_ms[start] = last_ms
+        return self._last_times_ms.get(start, LONG_MAX)
 
 
 class PieceWriter:

@@ -54,6 +54,8 @@ class LiveRetention:
         removed: list[Path] = []
         while taken := self.attempt(partial(self._first_file, end)):
             removed += taken
+        if removed:  # on the disk: a log with files that its queues do not know is refused
+            self._sync()
         for queue in self._queues:
             removed += self.attempt(partial(queue.delete_before, log.min_offset))
         self._try_again_ms = 0 if self.kept is None else now_ms + _TRY_EVERY_MS

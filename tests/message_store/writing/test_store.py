@@ -27,6 +27,7 @@ from message_store.files.config_files import TOPICS, read_topics
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.message import Host
+from message_store.writing.queue import LiveQueue
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.helpers.descriptors import open_below
@@ -401,6 +402,45 @@ def test_retention_takes_log_files_and_then_what_queues_say_of_them(tmp_path: Pa
     ]
     append(again, stored(b"more"))
     again.close()
+
+
+@pytest.mark.parametrize("damaged", [[0], [1], [0, 1], [0, 1, 2, 3]], ids=str)
+def test_a_file_is_no_older_than_anything_tells(tmp_path: Path, damaged: list[int]) -> None:
+    settings = StoreSettings(commit_log_file_bytes=16_384, retention_ms=1_000)
+    store = LiveStore.open(tmp_path / "store", settings=settings, clock=ManualClock(NOW_MS))
+    for number in range(35):
+        append(store, stored(bytes(1_500), store_ms=NOW_MS + number))
+    assert len(store.log.segments.starts) == 4
+    for start in damaged:
+        store.log.segments.write_at(start * 16_384 + 4, b"\0\0\0\1")
+    assert store.clean(NOW_MS + 900, 10**12, lambda: None) == []
+    gone = store.clean(NOW_MS + 5_000, 10**12, lambda: None)
+    assert len(gone) == (0 if len(damaged) == 4 else 3)
+    store.close()
+
+
+def test_the_log_s_names_are_on_the_disk_before_queue_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log with files that its queues do not know any more is refused."""
+    settings = StoreSettings(
+        commit_log_file_bytes=16_384, queue_file_bytes=20 * 10, retention_ms=1_000
+    )
+    store = LiveStore.open(tmp_path / "store", settings=settings, clock=ManualClock(NOW_MS))
+    for number in range(60):
+        append(store, stored(bytes(1_500), store_ms=NOW_MS + number))
+    dirty: list[bool] = []
+    delete_before = LiveQueue.delete_before
+
+    def watched(queue: LiveQueue, offset: int) -> list[Path]:
+        dirty.append(store.log.segments.is_dirty)
+        return delete_before(queue, offset)
+
+    monkeypatch.setattr(LiveQueue, "delete_before", watched)
+    gone = store.clean(NOW_MS + 5_000, 10**12, lambda: None)
+    assert {path.parent.name for path in gone} == {"commitlog", "0"}
+    assert dirty == [False]
+    store.close()
 
 
 # --- values ---------------------------------------------------------------------------------------
