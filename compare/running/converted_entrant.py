@@ -26,9 +26,9 @@ from compare.running.work_files import (
 from compare.workloads.workload import Workload
 from message_store.base.errors import SourceError
 from message_store.columns.byte_column import Int64s, int64s
-from message_store.files.small_files import is_directory, is_ordinary_file, is_present
+from message_store.files.small_files import is_directory, is_ordinary_file
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import hierarchy_mark
+from message_store.reading.engine_choice import is_hierarchical
 
 CONVERTED = "converted"
 
@@ -112,7 +112,7 @@ def require_converted(target: Path) -> None:
     """Raise SourceError for what is no store with a wheel."""
     if not is_directory(target):
         raise SourceError(f"{target}: no such directory; --converted names a converted store")
-    if is_present(hierarchy_mark(StoreRoot(target))):
+    if is_hierarchical(StoreRoot(target)):
         raise SourceError(
             f"{target}: is on a hierarchical wheel, whose due times the wheel would change;"
             " --converted names a store with a timer wheel"

@@ -27,6 +27,7 @@ NAMED_ENGINES: dict[EngineName, str] = {
 
 _TO_A_WHEEL = {"levels": "; `delaywheel convert` moves pending messages to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
+_MOST_WORDS_BYTES = 4096
 DELAY_OFFSETS_NAME = "delayOffset.json"
 NO_ENGINE_APPENDS = (
     "no engine can append to them; `delaywheel convert` moves pending messages to a wheel"
@@ -49,7 +50,7 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
     )
     if not has_wheel:
         has_levels |= is_present(store.config_file(DELAY_OFFSETS_NAME))
-    has_hierarchy = is_present(hierarchy_mark(store))
+    has_hierarchy = is_hierarchical(store)
     has_time_index = bool(list_directories(store.consume_queues / TIME_INDEX_TOPIC))
     has_time_index |= is_present(time_index_state(store))
     has_engine: dict[EngineName, bool] = {
@@ -62,8 +63,26 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
 
 
 def hierarchy_mark(store: StoreRoot) -> Path:
-    """The file that exists while a hierarchical wheel has the pending messages of a store."""
+    """The file that a hierarchical wheel has while the pending messages of a store are its own."""
     return store.own / "hierarchy" / "active"
+
+
+def is_hierarchical(store: StoreRoot) -> bool:
+    """Whether a hierarchical wheel has the pending messages of a store: by its mark, where brokers
+    are kept out. A handover that was stopped at its last step, or before it, leaves the mark beside
+    a wheel in files. That is whole then, and a broker may have worked with it since.
+    """
+    return is_present(hierarchy_mark(store)) and not _is_in_force(store.timer_wheel)
+
+
+def _is_in_force(wheel: Path) -> bool:
+    """Whether a file is one that brokers start with: a wheel, or none yet beside its snapshots. The
+    sentence that keeps them out is short.
+    """
+    size_bytes = wheel.stat().st_size if is_present(wheel) else _MOST_WORDS_BYTES
+    if size_bytes == 0:
+        return any(wheel.parent.glob(f"{wheel.name}.*"))
+    return size_bytes > _MOST_WORDS_BYTES
 
 
 def time_index_state(store: StoreRoot) -> Path:

@@ -26,7 +26,7 @@ from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.java_numbers import parse_long
-from message_store.reading.engine_choice import hierarchy_mark
+from message_store.reading.engine_choice import is_hierarchical
 from migrate.settings import TargetSettings
 from migrate.source.level_delays import LevelDelays, infer_delays
 from migrate.table.pending_table import PendingRows
@@ -207,7 +207,7 @@ class StoreSnapshot(ClosedOnExit):
     @cached_property
     def is_hierarchical(self) -> bool:
         """Whether the timers are on a hierarchical wheel, and not in a wheel's files."""
-        return is_present(hierarchy_mark(self.root))
+        return is_hierarchical(self.root)
 
     @cached_property
     def wheel(self) -> WheelState | None:

@@ -22,7 +22,7 @@ from message_store.files.small_files import (
     read_small_file,
 )
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import engines_in, hierarchy_mark
+from message_store.reading.engine_choice import engines_in, is_hierarchical
 from message_store.writing.queue_set import usual_queue_bytes
 from message_store.writing.settings import StoreSettings
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
@@ -62,7 +62,7 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
     """The version of the broker that last wrote to a store, as its files show it; that it is a
     hierarchical wheel's, where it is.
     """
-    is_hierarchy = is_present(hierarchy_mark(store))
+    is_hierarchy = is_hierarchical(store)
     is_time_index = engines_in(store) == ("time-index",)
     marks = {
         "there is a time index, of which a broker delivers nothing": is_time_index,

@@ -11,7 +11,7 @@ from message_store.base.printable import counted, shell_word
 from message_store.files.rocksdb.view import has_database
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import hierarchy_mark
+from message_store.reading.engine_choice import hierarchy_mark, is_hierarchical
 from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSummary
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
@@ -36,7 +36,7 @@ def inspect_timers(
     if is_stub(store.timer_wheel):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
         return WheelSummary(), None, None
-    engine = HIERARCHY if is_present(mark) else WHEEL
+    engine = HIERARCHY if is_hierarchical(store) else WHEEL
     try:
         state = read_wheel_store(
             store,

@@ -11,6 +11,7 @@ import numpy as np
 
 from message_store.base.errors import UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.store_root import StoreRoot
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import EXACT_MS, OlderSlots
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
@@ -47,14 +48,35 @@ def hand_over(
     try:
         _place(timers, offsets, older)
         _make_durable(store, timers)
-        release(store.root)
-        remove_index(index_path(store.root))
-        forget_taken_over(store.root)
+        _let_go(store.root)
     except BaseException:
         timers.log.segments.close()
         timers.files.close()
         raise
     return timers, settings
+
+
+def go_on(
+    store: LiveStore, precision_ms: int | None, wheel: WheelSettings
+) -> tuple[LiveTimers, WheelSettings]:
+    """The wheel of a store where a stopped handover left a hierarchical wheel's mark, which goes.
+    Raises as ``open_timers`` does.
+    """
+    timers, settings = open_timers(store, precision_ms, wheel)
+    try:
+        _let_go(store.root)
+    except BaseException:
+        timers.log.segments.close()
+        timers.files.close()
+        raise
+    return timers, settings
+
+
+def _let_go(root: StoreRoot) -> None:
+    """Remove what was the hierarchical wheel's, its mark first. Raises TargetError."""
+    release(root)
+    remove_index(index_path(root))
+    forget_taken_over(root)
 
 
 def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s, OlderSlots]:

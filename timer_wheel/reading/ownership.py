@@ -2,7 +2,8 @@
 """Whose a store of timed messages is: a hierarchical wheel's, or that of a wheel in files.
 
 A small file says that the database tells which messages are pending. It comes when the database is
-whole and on disk, and goes when a wheel is: whoever is stopped in between begins again. Needs no
+whole and on disk, and goes when a wheel is. It counts while brokers are kept out: whoever is
+stopped in between begins again. Needs no
 database, so that anybody can ask.
 """
 
@@ -22,7 +23,7 @@ from message_store.files.small_files import (
     replace_file,
 )
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import hierarchy_mark
+from message_store.reading.engine_choice import hierarchy_mark, is_hierarchical
 
 _GUARD = (
     b"The timers of this store are in delaywheel/hierarchy. A broker would repeat or lose messages,"
@@ -80,7 +81,7 @@ def read_active(root: StoreRoot) -> Active | None:
     Raises SourceError for a file that cannot be read, or that says nothing that we know.
     """
     path = hierarchy_mark(root)
-    content = read_small_file(path)
+    content = read_small_file(path) if is_hierarchical(root) else None
     if content is None:
         return None
     try:

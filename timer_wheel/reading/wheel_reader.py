@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
-from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
-from message_store.reading.engine_choice import hierarchy_mark
+from message_store.reading.engine_choice import is_hierarchical
 from timer_wheel.format.checkpoint import (
     TimerCheckpoint,
     checkpoint_damage,
@@ -207,7 +206,7 @@ def read_wheel_store(
     count. A broker applies the last timer log files, ``whole_log`` all. ``after_crash`` leaves out
     what a broker did and repeats, and finds what no queue has. Raises SourceError, FormatError.
     """
-    if is_present(hierarchy_mark(root)):
+    if is_hierarchical(root):
         return _read_hierarchy(root, after_crash=after_crash)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position

@@ -20,6 +20,7 @@ from message_store.base.errors import UnsupportedDelayError
 from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.engine.engine import made_or_let_go
+from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -30,6 +31,7 @@ from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import found_error, found_warning, worst_first
 from message_store.interface.promise_rules import BeyondMax
 from message_store.interface.waiting_messages import WaitingFilter
+from message_store.reading.engine_choice import hierarchy_mark
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.lineage import Names
 from message_store.writing.findings import floor_findings
@@ -94,10 +96,12 @@ def _begin(
     store: LiveStore, precision_ms: int | None, wheel: WheelSettings
 ) -> tuple[LiveTimers, WheelSettings]:
     """The timers of an open store, taken over where a hierarchical wheel has them."""
-    if read_active(store.root) is None:
+    if not is_present(hierarchy_mark(store.root)):
         return open_timers(store, precision_ms, wheel)
-    from timer_wheel.handover.to_wheel import hand_over
+    from timer_wheel.handover.to_wheel import go_on, hand_over
 
+    if read_active(store.root) is None:
+        return go_on(store, precision_ms, wheel)
     return hand_over(store, precision_ms, wheel)
 
 

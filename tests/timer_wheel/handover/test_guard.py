@@ -9,18 +9,22 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from message_store import AfterMs, ManualClock, Message
+from message_store import AfterMs, DelayStore, ManualClock, Message
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from tests.faults.broker_view import found_by_a_broker
-from tests.faults.engines import SMALL, open_hierarchy
+from tests.faults.engines import SMALL, open_hierarchy, open_wheel
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.handover import to_wheel as handing_over
+from timer_wheel.hierarchy import opening as taking_over
 from timer_wheel.reading.ownership import is_guarded, read_active, release
+from timer_wheel.wheel import turn
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.log import LiveTimerLog
 
@@ -123,3 +127,60 @@ def test_a_broker_finds_all_that_waits_when_it_is_done(tmp_path: Path, snapshots
         store.schedule(Message("orders", b"x", unique_key="NEW"), AfterMs(9_000))
     found = found_by_a_broker(tmp_path / "store", clock.now_ms(), snapshots_on=snapshots)
     assert found == WAITS + Counter(["NEW"])
+
+
+def work_as_a_broker(path: Path, clock: ManualClock) -> None:
+    """Deliver for some seconds, as one that knows nothing of ``delaywheel/``: its copies name no
+    record.
+    """
+    assert not is_guarded(StoreRoot(path)), "it would refuse to start"
+    own, aside = path / "delaywheel", path.with_name(f"{path.name}-own")
+    own.rename(aside)
+    redeliver: Callable[..., Any] = vars(turn)["redeliver"]
+
+    def nameless(*given: Any, **named: Any) -> Any:
+        named["prepared_offsets"] = np.zeros_like(named["prepared_offsets"])
+        return redeliver(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turn, "redeliver", nameless)
+        with handed_over(path, clock) as broker:
+            clock.tick(4_000)
+            assert len(broker.advance(clock.now_ms())) == 4
+    shutil.rmtree(own)
+    aside.rename(own)
+    for name in ("queue-ends.json", "log-end"):  # older than the broker's work
+        (own / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("then", [open_wheel, open_hierarchy], ids=["wheel", "hierarchy"])
+@pytest.mark.parametrize("direction", ["to the wheel", "to the hierarchical wheel"])
+def test_a_broker_that_works_after_a_stopped_handover_repeats_nothing(
+    tmp_path: Path,
+    direction: str,
+    then: Callable[[Path, ManualClock], DelayStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mark is there, and nothing keeps brokers out: the wheel in files is in force."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    is_to_wheel = direction == "to the wheel"
+    before, after = (open_hierarchy, open_wheel)[:: 1 if is_to_wheel else -1]
+    with before(path, clock) as store:
+        for number in range(6):
+            message = Message("orders", b"x", unique_key=f"K{number}")
+            store.schedule(message, AfterMs(1_000 * (number + 1)))
+    with monkeypatch.context() as patch:
+        where = (handing_over, "release") if is_to_wheel else (taking_over, "guard")
+        patch.setattr(*where, interrupt)
+        with pytest.raises(Killed):
+            after(path, clock)
+    work_as_a_broker(path, clock)
+    for _ in range(2):
+        with then(path, clock) as store:
+            clock.tick(20_000)
+            store.advance(clock.now_ms())
+            queues = store.topic("orders").ranges().items()
+            read = [store.topic("orders").read(each, first, end) for each, (first, end) in queues]
+            keys = Counter(message.unique_key for messages in read for message in messages)
+        assert keys == Counter(f"K{number}" for number in range(6))
+    assert (read_active(StoreRoot(path)) is None) == (then is open_wheel)
