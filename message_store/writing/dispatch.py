@@ -37,6 +37,7 @@ from message_store.kernels.raw_memory import address_of
 from message_store.kernels.text import NOT_UTF8
 from message_store.reading.commit_log import NO_TIME
 from message_store.reading.consume_queue import UnitArray, is_filled, out_of_order
+from message_store.reading.engine_choice import is_hierarchical
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
 from message_store.writing.queue_set import QueueSet
@@ -107,6 +108,7 @@ class Dispatcher:
         self.repaired = 0
         self._is_whole_log = True
         self._lacks_beginning = False
+        self._damaged: list[tuple[int, int]] = []
 
     def run(self, start: int, end: int, only: Container[tuple[str, int]] | None = None) -> bool:
         """Dispatch the records between two commit log offsets; those of some queues ``only``.
@@ -139,6 +141,7 @@ class Dispatcher:
         segments = self._log.segments
         walked = np.zeros(FOUND_LENGTH, np.int64)
         columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
+        self._damaged.clear()
         while start < end:
             file_start = start - start % segments.file_bytes
             file = np.frombuffer(segments.view(file_start, segments.file_bytes), np.uint8)
@@ -155,9 +158,10 @@ class Dispatcher:
             if walked[1] == FILE_ENDS:
                 start = file_start + segments.file_bytes
             elif walked[1] != RECORD and start < end:
-                start = self._log.next_record(start)  # past a damaged one
+                damaged, start = start, self._log.next_record(start)
                 if start < 0:
                     return
+                self._damaged.append((damaged, start))
 
     def _append_new(self, queue: LiveQueue, rows: _Rows) -> None:
         """Give a queue the entries of the records that lie behind its last one."""
@@ -172,9 +176,46 @@ class Dispatcher:
             return
         queue.begin_at(first)
         units = _as_neutral_as_before(queue, rows, self._units(queue.topic, rows))
-        queue.append(_with_gaps_filled(queue, rows, units))
+        queue.append(self._with_gaps_filled(queue, rows, units))
         self._known_ends.pop(name, None)
         self.dispatched += len(rows)
+
+    def _with_gaps_filled(self, queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
+        """These new entries, with neutral ones where ordinals are missing: of damaged records. Else
+        all behind would move, and offsets, marks and an index count by places. No more are believed
+        to be missing than have room in what was passed as damaged.
+
+        A broker moves them. So do we in topics that it reads as it stands: no consumer can take a
+        neutral entry there, and no broker places one.
+        """
+        if not self._counts_by_places(queue.topic):
+            return units
+        ends = np.concatenate([[queue.end_position], rows.ends[:-1]])
+        before = np.concatenate([[queue.max_offset - 1], rows["queue_offset"][:-1]])
+        missing = np.maximum(rows["queue_offset"] - before - 1, 0)
+        offsets = rows["commit_log_offset"]
+        for row in np.flatnonzero(missing).tolist():
+            if missing[row] > self._damaged_bytes(ends[row], offsets[row]) // SMALLEST_RECORD_BYTES:
+                missing[row] = 0
+        if not missing.any():
+            return units
+        rows_of = np.repeat(np.arange(len(units)), missing + 1)
+        to_next = np.repeat(np.cumsum(missing + 1), missing + 1) - np.arange(len(rows_of)) - 1
+        filled = units[rows_of]
+        is_new = to_next > 0
+        filled["commit_log_offset"][is_new] = offsets[rows_of[is_new]] - to_next[is_new]
+        filled["size_bytes"][is_new] = NEUTRAL_SIZE
+        return filled
+
+    def _counts_by_places(self, topic: str) -> bool:
+        """Whether a queue is a level's, a time index's, or that of a hierarchical wheel."""
+        if topic == names.TIMER_TOPIC:
+            return is_hierarchical(self._queues.root)
+        return topic in (names.LEVEL_TOPIC, names.TIME_INDEX_TOPIC)
+
+    def _damaged_bytes(self, first: int, end: int) -> int:
+        """How many bytes between two places of the log were passed as damaged."""
+        return sum(max(0, min(end, to) - max(first, at)) for at, to in self._damaged)
 
     def _is_listed(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
         """Which of these records the queue leads to at their ordinals."""
@@ -353,27 +394,6 @@ def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> Un
         units["commit_log_offset"][was_neutral] = rows.ends[was_neutral] - size_bytes
         units["size_bytes"][was_neutral] = size_bytes
     return units
-
-
-def _with_gaps_filled(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
-    """These new entries, with neutral ones where ordinals are missing: of damaged records. Else all
-    behind would move, and offsets, marks and an index count by places. (A broker moves them.) No
-    more records are believed to be missing than have room in front of the next one.
-    """
-    ends = np.concatenate([[queue.end_position], rows.ends[:-1]])
-    before = np.concatenate([[queue.max_offset - 1], rows["queue_offset"][:-1]])
-    missing = np.maximum(rows["queue_offset"] - before - 1, 0)
-    has_room = missing <= (rows["commit_log_offset"] - ends) // SMALLEST_RECORD_BYTES
-    missing = np.where(has_room, missing, 0)
-    if not missing.any():
-        return units
-    rows_of = np.repeat(np.arange(len(units)), missing + 1)
-    to_next = np.repeat(np.cumsum(missing + 1), missing + 1) - np.arange(len(rows_of)) - 1
-    filled = units[rows_of]
-    is_new = to_next > 0
-    filled["commit_log_offset"][is_new] -= to_next[is_new]
-    filled["size_bytes"][is_new] = NEUTRAL_SIZE
-    return filled
 
 
 def _units_at(queue: LiveQueue, queue_offsets: Int64s) -> UnitArray:

@@ -41,6 +41,11 @@ class QueueSet:
         self._opened_files = 0
         self._with_handles: set[tuple[str, int]] = set()
 
+    @property
+    def root(self) -> StoreRoot:
+        """The store that they are of."""
+        return self._root
+
     def load(self, log_min: int) -> None:
         """Open the queues that are on disk and find where each begins and ends, in a log that
         begins at ``log_min``. Raises FormatError and SourceError.

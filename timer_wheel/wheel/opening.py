@@ -154,18 +154,19 @@ def _open(
     settings = attrs.evolve(wheel, precision_ms=asked_ms)
     known = attrs.evolve(settings, precision_ms=known_ms or asked_ms)
     timers = _from_timer_log(store, log, files, known)
+    went_back, dealt_with = False, None
     if store.repeats and own and (undone_ms := first_undone_ms(timers)) < timers.wheel.hand_ms:
         truncate_behind_flush(own, log, store, files)
         was_cut, undone_ms = log.end < end, max(undone_ms, own.flushed_hand_ms)
         first, timers = timers, _from_timer_log(store, log, files, known, hand_ms=undone_ms)
         timers.count_mended(first.mended_units)
+        went_back = True
     if is_in_doubt:
         timers.metrics.forget()
     apply_older_markers(timers)
-    dealt_with = None
     if waiting is not None:
         timers.mark_done_all_but(waiting)
-    elif makes_again or not store.repeats:
+    elif makes_again or went_back or not store.repeats:
         dealt_with = _catch_up(timers)
     has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it

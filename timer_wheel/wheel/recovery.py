@@ -104,7 +104,7 @@ def truncate_behind_flush(
     own: OwnCheckpoint, log: LiveTimerLog, store: LiveStore, files: WheelFiles
 ) -> None:
     """Of a store that repeats, where the hand goes back: take away what was placed since the last
-    flush, by a hand that is not there any more. What that put behind itself is placed once more.
+    flush, by a hand that is not there any more. All of it is placed anew.
     """
     _cut(log, store, files, max(own.flushed_position, log.segments.min_offset))
 

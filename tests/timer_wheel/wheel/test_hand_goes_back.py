@@ -121,6 +121,57 @@ def test_what_was_delivered_and_flushed_is_not_repeated(tmp_path: Path, is_close
     again.close()
 
 
+def test_what_was_placed_and_delivered_since_the_flush_is_known_where_the_hand_goes_back(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    store.schedule(message("LOST"), AfterMs(20_000))
+    store.advance(clock.now_ms())
+    store.flush()
+    cancelled = store.schedule(message("CANCELLED"), AfterMs(5_000))
+    store.schedule(message("DELIVERED"), AfterMs(5_000))
+    store.advance(clock.now_ms())
+    assert store.cancel(cancelled) is Cancellation.CANCELLED
+    clock.tick(8_000)
+    assert keys(store.advance(clock.now_ms())) == ["DELIVERED"]
+    kept = Flushed(tmp_path)
+    clock.tick(20_000)
+    assert keys(store.advance(clock.now_ms())) == ["LOST"]
+    store.abandon()
+    kept.come_back()
+    again = open_store(tmp_path, clock)
+    assert waiting(again) == ["LOST"]
+    assert keys(again.advance(START_MS + 60_000)) == ["LOST"]
+    again.close()
+
+
+def test_a_marker_that_was_over_before_it_rolled_holds_nothing(tmp_path: Path) -> None:
+    """One advance passes its slot and its end: it is not rolled, and no record ever names it."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    cancelled = store.schedule(message("CANCELLED"), AfterMs(100_000))
+    store.schedule(message("FAR"), AfterMs(300_000))
+    for key, after_ms in (("X1", 58_000), ("X2", 70_000), ("X3", 90_000)):
+        store.schedule(message(key), AfterMs(after_ms))
+    store.advance(clock.now_ms())
+    clock.tick(25_000)
+    store.advance(clock.now_ms())
+    assert store.cancel(cancelled) is Cancellation.CANCELLED
+    store.advance(clock.now_ms())
+    store.flush()
+    clock.tick(125_000)
+    assert keys(store.advance(clock.now_ms())) == ["X1", "X2", "X3"]
+    clock.tick(60_000)
+    assert not keys(store.advance(clock.now_ms()))
+    store.abandon()
+    again = open_store(tmp_path, clock)
+    assert waiting(again) == ["FAR"]
+    assert not keys(again.advance(clock.now_ms()))
+    assert keys(again.advance(START_MS + 900_000)) == ["FAR"]
+    again.close()
+
+
 @pytest.mark.parametrize("settings", [SMALL, FAITHFUL], ids=["once", "repeats"])
 def test_a_cancel_outlives_the_roll_of_its_marker_that_the_power_took(
     tmp_path: Path, settings: StoreSettings
