@@ -173,8 +173,7 @@ def _open(
         rest = timers.unplaced(EVERYTHING, keys=True)
         note_what_is_damaged(timers, rest)
         has_markers = bool(rest.facts.is_marker.any())
-    is_other = timers.precision_ms != asked_ms
-    if is_other:
+    if is_other := timers.precision_ms != asked_ms:
         _refuse_precision(timers, settings)
     if dealt_with is not None:
         note_dealt_with(store.root, dealt_with)
