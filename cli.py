@@ -14,7 +14,7 @@ try:
         USAGE,
         exit_code,
     )
-except KeyboardInterrupt:  # while modules are loaded; from then on the verbs take it
+except KeyboardInterrupt:  # while modules are loaded, INTERRUPTED too; then the verbs take it
     import sys
 
     sys.stderr.write("interrupted\n")

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from message_store.base.errors import OptionsError, SourceError, disk_errors
 from message_store.files.rocksdb.queues import refuse_queue_database
 from message_store.files.segments import list_directories, list_segments
-from message_store.files.small_files import is_directory, is_present
+from message_store.files.small_files import is_directory, is_ordinary_file, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC, TIME_INDEX_TOPIC
 
@@ -27,7 +27,9 @@ NAMED_ENGINES: dict[EngineName, str] = {
 
 _TO_A_WHEEL = {"levels": "; `delaywheel convert` moves pending messages to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
-_MOST_WORDS_BYTES = 4096
+_WHEEL_MIN_BYTES = 4097
+"""A shorter file in the place of a wheel is the sentence that keeps brokers out."""
+
 DELAY_OFFSETS_NAME = "delayOffset.json"
 NO_ENGINE_APPENDS = (
     "no engine can append to them; `delaywheel convert` moves pending messages to a wheel"
@@ -76,13 +78,12 @@ def is_hierarchical(store: StoreRoot) -> bool:
 
 
 def _is_in_force(wheel: Path) -> bool:
-    """Whether a file is one that brokers start with: a wheel, or none yet beside its snapshots. The
-    sentence that keeps them out is short.
-    """
-    size_bytes = wheel.stat().st_size if is_present(wheel) else _MOST_WORDS_BYTES
-    if size_bytes == 0:
-        return any(wheel.parent.glob(f"{wheel.name}.*"))
-    return size_bytes > _MOST_WORDS_BYTES
+    """Whether a file is one that brokers start with: a wheel, or an empty one beside snapshots."""
+    if not is_ordinary_file(wheel):
+        return False
+    size_bytes = wheel.stat().st_size
+    has_snapshots = size_bytes == 0 and any(wheel.parent.glob(f"{wheel.name}.*"))
+    return has_snapshots or size_bytes >= _WHEEL_MIN_BYTES
 
 
 def time_index_state(store: StoreRoot) -> Path:

@@ -33,11 +33,9 @@ class Span:
     available: int
 
 
-def read_spans(
-    reader: SegmentReader, offsets: Int64Array, sizes: Int64Array, *, is_read_once: bool = False
-) -> Iterator[Span]:
+def read_spans(reader: SegmentReader, offsets: Int64Array, sizes: Int64Array) -> Iterator[Span]:
     """As ``SpanReader.spans``, of all records at once."""
-    return SpanReader(reader, is_read_once=is_read_once).spans(offsets, sizes)
+    return SpanReader(reader, is_read_once=False).spans(offsets, sizes)
 
 
 class SpanReader:

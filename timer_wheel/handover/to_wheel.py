@@ -11,9 +11,8 @@ import numpy as np
 
 from message_store.base.errors import UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
-from message_store.files.store_root import StoreRoot
 from message_store.writing.store import LiveStore
-from timer_wheel.format.older_slots import EXACT_MS, OlderSlots
+from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
 from timer_wheel.hierarchy.opening import (
     HierarchySettings,
@@ -31,52 +30,34 @@ from timer_wheel.wheel.settings import WheelSettings
 def hand_over(
     store: LiveStore, precision_ms: int | None, wheel: WheelSettings
 ) -> tuple[LiveTimers, WheelSettings]:
-    """The wheel of a store that was a hierarchical wheel's, and its settings.
+    """The wheel of a store that was a hierarchical wheel's, and its settings. Where a stopped
+    handover left the mark beside a wheel in files, that is whole, and only the other goes.
 
     Raises UnsupportedStoreError for slots in which messages would be delivered early, SourceError
     and TargetError.
     """
     active = read_active(store.root)
-    is_early = active is not None and _is_early(precision_ms, active.slot_precision_ms)
-    if active is not None and is_early and surely_waits_for_slot_ends(store):
-        raise _too_fine(store, precision_ms, active.slot_precision_ms)
+    asked_ms, waiting, older = precision_ms, None, NO_OLDER_SLOTS
+    if active is not None:
+        if _is_early(precision_ms, active.slot_precision_ms) and surely_waits_for_slot_ends(store):
+            raise _too_fine(store, precision_ms, active.slot_precision_ms)
+        try:
+            asked_ms, waiting, older = _all_that_waits(store, precision_ms)
+        except DamagedIndexError:  # it is void by now, and rebuilt
+            asked_ms, waiting, older = _all_that_waits(store, precision_ms)
+    timers, settings = open_timers(store, asked_ms, wheel, waiting=waiting)
     try:
-        asked_ms, offsets, older = _all_that_waits(store, precision_ms)
-    except DamagedIndexError:  # it is void by now, and rebuilt
-        asked_ms, offsets, older = _all_that_waits(store, precision_ms)
-    timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
-    try:
-        _place(timers, offsets, older)
-        _make_durable(store, timers)
-        _let_go(store.root)
+        if waiting is not None:
+            _place(timers, waiting, older)
+            _make_durable(store, timers)
+        release(store.root)
+        remove_index(index_path(store.root))
+        forget_taken_over(store.root)
     except BaseException:
         timers.log.segments.close()
         timers.files.close()
         raise
     return timers, settings
-
-
-def go_on(
-    store: LiveStore, precision_ms: int | None, wheel: WheelSettings
-) -> tuple[LiveTimers, WheelSettings]:
-    """The wheel of a store where a stopped handover left a hierarchical wheel's mark, which goes.
-    Raises as ``open_timers`` does.
-    """
-    timers, settings = open_timers(store, precision_ms, wheel)
-    try:
-        _let_go(store.root)
-    except BaseException:
-        timers.log.segments.close()
-        timers.files.close()
-        raise
-    return timers, settings
-
-
-def _let_go(root: StoreRoot) -> None:
-    """Remove what was the hierarchical wheel's, its mark first. Raises TargetError."""
-    release(root)
-    remove_index(index_path(root))
-    forget_taken_over(root)
 
 
 def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s, OlderSlots]:

@@ -3,8 +3,7 @@
 
 A small file says that the database tells which messages are pending. It comes when the database is
 whole and on disk, and goes when a wheel is. It counts while brokers are kept out: whoever is
-stopped in between begins again. Needs no
-database, so that anybody can ask.
+stopped in between begins again. Needs no database, so that anybody can ask.
 """
 
 import json

@@ -217,7 +217,7 @@ def read_wheel_store(
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
-        alone = alone[: 0 if after_crash or hand_ms == 0 else None]  # of what is done, maybe
+        is_told = not after_crash and hand_ms > 0  # else units of what is done may be unlinked
         of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
         passed, _ = _in_slots(revised, units, hand_ms or read_time_ms, read_time_ms, precision_ms)
         found = passed.rows(passed.commit_log_offset >= commit_log.min_offset).followed_by(placed)
@@ -245,7 +245,7 @@ def read_wheel_store(
         placed_again_count=left.placed_again_count,
         astray_count=left.astray_count,
         lost_log_bytes=0 if after_crash else _lost_log_bytes(checkpoint, units, log.file_bytes),
-        unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset),
+        unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset) if is_told else 0,
         unreachable_count=int((~is_over).sum()),
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )

@@ -40,7 +40,6 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import overdue_out_ms
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS
 from timer_wheel.reading.copies import Copies
-from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.intake import TimerIntake
@@ -95,13 +94,11 @@ _DEFAULTS = StoreSettings()
 def _begin(
     store: LiveStore, precision_ms: int | None, wheel: WheelSettings
 ) -> tuple[LiveTimers, WheelSettings]:
-    """The timers of an open store, taken over where a hierarchical wheel has them."""
+    """The timers of an open store, taken over where a hierarchical wheel has, or had, them."""
     if not is_present(hierarchy_mark(store.root)):
         return open_timers(store, precision_ms, wheel)
-    from timer_wheel.handover.to_wheel import go_on, hand_over
+    from timer_wheel.handover.to_wheel import hand_over
 
-    if read_active(store.root) is None:
-        return go_on(store, precision_ms, wheel)
     return hand_over(store, precision_ms, wheel)
 
 

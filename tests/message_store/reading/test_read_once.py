@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from message_store.files.segments import SegmentReader, segment_name
-from message_store.reading.spans import read_spans
+from message_store.reading.spans import SpanReader
 
 FILE_BYTES = 8 << 20
 RECORD_BYTES = 1 << 10
@@ -61,7 +61,7 @@ def read_all(reader: SegmentReader, *, is_read_once: bool) -> list[bytes]:
     offsets = np.arange(100, 2 * FILE_BYTES - RECORD_BYTES, RECORD_BYTES)
     offsets = offsets[offsets % FILE_BYTES <= FILE_BYTES - RECORD_BYTES]
     sizes = np.full(len(offsets), RECORD_BYTES)
-    spans = read_spans(reader, offsets, sizes, is_read_once=is_read_once)
+    spans = SpanReader(reader, is_read_once=is_read_once).spans(offsets, sizes)
     return [span.buffer[: span.available].tobytes() for span in spans]
 
 

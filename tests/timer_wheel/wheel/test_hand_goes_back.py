@@ -37,6 +37,14 @@ def waiting(store: WheelStore) -> list[str | None]:
     return [each.unique_key for each in store.pending()]
 
 
+def with_one_delivered(path: Path, clock: ManualClock) -> WheelStore:
+    store = open_store(path, clock)
+    store.schedule(message("FIRST"), AfterMs(6_000))
+    clock.tick(6_000)
+    assert keys(store.advance(clock.now_ms())) == ["FIRST"]
+    return store
+
+
 class Flushed:
     """Log and queues as they are now: what a loss of power leaves of them."""
 
@@ -55,10 +63,7 @@ def test_what_was_put_behind_a_hand_comes_where_the_power_took_its_deliveries(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock(START_MS)
-    store = open_store(tmp_path, clock)
-    store.schedule(message("FIRST"), AfterMs(5_000))
-    clock.tick(6_000)
-    assert keys(store.advance(clock.now_ms())) == ["FIRST"]
+    store = with_one_delivered(tmp_path, clock)
     for key in ("A", "B", "C"):
         store.schedule(message(key), AtMs(START_MS))
     store.flush()
@@ -99,10 +104,7 @@ def test_what_was_put_behind_a_hand_keeps_its_promise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_closed", [False, True], ids=["flushed", "closed"])
 def test_what_was_delivered_and_flushed_is_not_repeated(tmp_path: Path, is_closed: bool) -> None:
     clock = ManualClock(START_MS)
-    store = open_store(tmp_path, clock)
-    store.schedule(message("FIRST"), AfterMs(6_000))
-    clock.tick(6_000)
-    assert keys(store.advance(clock.now_ms())) == ["FIRST"]
+    store = with_one_delivered(tmp_path, clock)
     store.flush()
     if is_closed:
         store.close()
