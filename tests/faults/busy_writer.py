@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message
+from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message, SystemClock
 from tests.faults.engines import SMALL, open_hierarchy, open_levels, open_time_index, open_wheel
 
 START_MS = 1_793_000_000_000
@@ -31,8 +31,8 @@ WAIT_MS = 7_200_000
 class BusyWriter:
     """A store, and the work on it, step by step."""
 
-    def __init__(self, engine: str, path: Path, seed: int = 0) -> None:
-        self.clock = ManualClock(START_MS)
+    def __init__(self, engine: str, path: Path, seed: int = 0, start_ms: int = START_MS) -> None:
+        self.clock, self.end_ms = ManualClock(start_ms), start_ms + WAIT_MS - 300_000
         self.rng = random.Random(seed)
         self.store: DelayStore = OPENERS[engine](path, self.clock, SETTINGS)
         self.count = 0
@@ -60,14 +60,16 @@ class BusyWriter:
     def run_until(self, is_over: threading.Event) -> None:
         """Work, and close in the end."""
         with self.store:
-            while not is_over.is_set() and self.clock.now_ms() < START_MS + WAIT_MS - 300_000:
+            while not is_over.is_set() and self.clock.now_ms() < self.end_ms:
                 self.step()
             is_over.wait()
 
 
 def main() -> None:
-    """``python -m tests.faults.busy_writer ENGINE PATH``: work until stdin is closed."""
-    writer = BusyWriter(sys.argv[1], Path(sys.argv[2]))
+    """``python -m tests.faults.busy_writer ENGINE PATH``: work until stdin is closed. Begins today:
+    who looks at it goes by the machine's clock, and finds nothing by a week that is over.
+    """
+    writer = BusyWriter(sys.argv[1], Path(sys.argv[2]), start_ms=SystemClock().now_ms())
     is_over = threading.Event()
     worker = threading.Thread(target=writer.run_until, args=(is_over,))
     worker.start()

@@ -20,6 +20,7 @@ from timer_wheel.format.timer_due import due_times
 from timer_wheel.format.wheel_file import snapshots
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.hierarchy.recall_marks import are_slot_ends
+from timer_wheel.reading.ownership import is_guarded
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers
@@ -52,7 +53,9 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
     is_new = not store.queue(TIMER_TOPIC, 0).max_offset and not list_segments(store.root.timer_log)
     if is_new:
         return OnWheel(np.empty(0, np.int64), default_ms, 0, waits_for_slot_ends=False)
-    timers, _ = open_timers(store, None, WheelSettings(precision_ms=DEFAULT_PRECISION_MS))
+    settings = WheelSettings(precision_ms=DEFAULT_PRECISION_MS)
+    # A guard without a mark: that was lost, and counts again where somebody puts it back.
+    timers, _ = open_timers(store, None, settings, keeps_guard=is_guarded(store.root))
     try:
         rest = timers.unplaced(EVERYTHING)
         rest_rows = rest.rows.rows(rest.facts.is_fine)

@@ -100,13 +100,14 @@ def open_timers(
     wheel: WheelSettings,
     *,
     waiting: Int64s | None = None,
+    keeps_guard: bool = False,
 ) -> tuple[LiveTimers, WheelSettings]:
     """The wheel of a store whose log and queues are whole, and its settings: those of ``wheel``,
     with the precision that is asked for, or with the known one where it is None.
 
     Where there is no wheel yet, ``waiting`` may tell where in the log the records of all are that
-    still wait; otherwise the log has to tell. The guard against brokers stays then, until the
-    wheel is whole (``WheelFiles.replace_guard``). Raises SourceError and TargetError.
+    still wait; otherwise the log has to tell. The guard against brokers stays then, and with
+    ``keeps_guard``, until ``WheelFiles.replace_guard``. Raises SourceError and TargetError.
     """
     segments = LiveSegments(
         store.root.timer_log, store.settings.timer_log_file_bytes, root=store.root.path
@@ -115,7 +116,7 @@ def open_timers(
         store.root,
         store.clock,
         snapshots=wheel.snapshots,
-        keeps_guard=waiting is not None,
+        keeps_guard=keeps_guard or waiting is not None,
     )
     try:
         return _open(store, LiveTimerLog(segments), files, precision_ms, wheel, waiting)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, DelayStore, ManualClock, Message
-from message_store.base.errors import TargetError
+from message_store.base.errors import TargetError, UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
 from tests.faults.broker_view import found_by_a_broker
 from tests.faults.engines import SMALL, open_hierarchy, open_wheel
 from tests.simulation.simulated_disk import Killed, full_disk
@@ -184,3 +185,43 @@ def test_a_broker_that_works_after_a_stopped_handover_repeats_nothing(
             keys = Counter(message.unique_key for messages in read for message in messages)
         assert keys == Counter(f"K{number}" for number in range(6))
     assert (read_active(StoreRoot(path)) is None) == (then is open_wheel)
+
+
+@pytest.mark.parametrize("is_kill", [False, True], ids=["full disk", "killed"])
+def test_a_mark_that_was_lost_counts_again_when_it_is_back(tmp_path: Path, is_kill: bool) -> None:
+    """Without it a wheel in files is looked for, which may be refused, or stopped anywhere."""
+    then = ManualClock(START_MS)
+    filled(tmp_path / "store", then)
+    refused = Killed if is_kill else TargetError
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(then.now_ms())
+        shutil.copytree(tmp_path / "store", path)
+        mark = hierarchy_mark(StoreRoot(path))
+        lost = mark.read_bytes()
+        mark.unlink()
+        with full_disk(path, number, is_kill=is_kill) as disk, suppress(refused):
+            open_hierarchy(path, clock).abandon()
+        assert is_guarded(StoreRoot(path))
+        mark.write_bytes(lost)
+        store = open_hierarchy(path, clock)
+        assert Counter(each.unique_key for each in store.pending()) == WAITS
+        store.abandon()
+        shutil.rmtree(path)
+        if not disk.refused:
+            break
+    assert number > 10
+
+
+def test_a_refused_width_leaves_the_guard_that_it_found(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    with open_hierarchy(path, clock, precision_ms=200) as store:
+        store.schedule(Message("orders", b"x"), AfterMs(900))
+    mark = hierarchy_mark(StoreRoot(path))
+    lost = mark.read_bytes()
+    mark.unlink()
+    with pytest.raises(UnsupportedStoreError):
+        open_hierarchy(path, clock, precision_ms=100)
+    assert is_guarded(StoreRoot(path))
+    mark.write_bytes(lost)
+    with open_hierarchy(path, clock, precision_ms=200) as store:
+        assert len(list(store.pending())) == 1
