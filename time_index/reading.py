@@ -19,6 +19,7 @@ from message_store.kernels.log import WALKED, walk_window
 from message_store.life.trace import record_at
 from message_store.reading.commit_log import NO_TIME, LogWalk, read_store_times
 from message_store.reading.consume_queue import QueueEntries, UnitArray, is_filled, read_queue
+from message_store.reading.recovered_end import recovered_end
 from message_store.redelivery.lineage import NAME_ROWS, Names
 from time_index.layouts import Units
 from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
@@ -55,7 +56,8 @@ def pending_in_time_index(root: StoreRoot) -> Units:
 
     with open_log(root) as log:
         LogWalk(log, known_end=queue.indexed_end).run(_first_record(queue, log), visit)
-        found, names = np.concatenate(messages, axis=1), Names(*np.concatenate(named, axis=1))
+        found, rows = np.concatenate(messages, axis=1), np.concatenate(named, axis=1)
+        names = Names(*rows[:, rows[0] < recovered_end(root, log)])
         found = found[:, found[DUE] >= 0]
         unread = _unread(queue, log, found)
     units = Units(

@@ -44,6 +44,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.intake.rescheduling import replaced_by
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.reading.consume_queue import BoolArray
+from message_store.reading.recovered_end import recovered_end
 
 
 @attrs.frozen
@@ -156,7 +157,8 @@ def read_backlog(
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
         entries, earliest_ms = repair_due_times(log, entries, table)
-        delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
+        log_end = recovered_end(store, log)
+        delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail, log_end)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
             **{name: getattr(pending, name) for name in _COLUMNS},
@@ -205,9 +207,11 @@ def _observe_delays(
 
 
 def _already_delivered(
-    log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
+    log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail, log_end: int
 ) -> tuple[BoolArray, int]:
-    """Which entries were delivered or rescheduled, and how many bytes of the log were read."""
+    """Which entries were delivered or rescheduled, and how many bytes of the log were read. What
+    was delivered behind ``log_end`` does not outlive the next recovery.
+    """
 
     def may_be(rows: slice) -> BoolArray:
         earliest = earliest_ms[rows]
@@ -218,7 +222,7 @@ def _already_delivered(
     columns = entries.commit_log_offset, entries.size_bytes, earliest_ms
     waiting = Waiting(*(rows_at(column, rows) for column in columns))
     marks = _trusted_offsets(entries) if len(rows) else entries.commit_log_offset[:0]
-    has_copy, copies = find_delivered(log, waiting, marks, tail.notes, tail.start)
+    has_copy, copies = find_delivered(log, waiting, marks, tail.notes, tail.start, log_end=log_end)
     delivered = new_array(len(entries), np.bool_)
     for block in row_blocks(len(entries)):
         is_named = copies.name(entries.commit_log_offset[block])

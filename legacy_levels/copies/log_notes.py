@@ -81,6 +81,10 @@ class LogNotes:
         """The notes of level records, or of delivered copies."""
         return attrs.evolve(self, rows=self.rows[self.rows[:, KIND] == kind])
 
+    def before(self, log_end: int) -> "LogNotes":
+        """The notes of records that begin before this place."""
+        return attrs.evolve(self, rows=self.rows[self.rows[:, OFFSET] < log_end])
+
     @property
     def level_records(self) -> "LogNotes":
         """Records that wait in a level."""

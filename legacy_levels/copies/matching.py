@@ -19,6 +19,7 @@ import numpy as np
 from legacy_levels.copies.kernels import pair_up
 from legacy_levels.copies.log_notes import LogNotes, digest_level_records, take_notes
 from message_store.files.segments import SegmentReader
+from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.commit_log import (
     NO_TIME,
     Int32Array,
@@ -50,16 +51,23 @@ DigestRows: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 def find_delivered(
-    log: SegmentReader, waiting: Waiting, record_starts: Int64Array, tail: LogNotes, tail_start: int
+    log: SegmentReader,
+    waiting: Waiting,
+    record_starts: Int64Array,
+    tail: LogNotes,
+    tail_start: int,
+    *,
+    log_end: int = LONG_MAX,
 ) -> tuple[BoolArray, LogNotes]:
     """Which of the waiting messages the log already holds a delivered copy of, and all copies that
     were looked at.
 
     ``waiting`` is in log order; ``record_starts`` are sorted offsets of records, for a search by
-    time; ``tail`` are the notes from ``tail_start`` on, so that this part is not read again.
+    time; ``tail`` are the notes from ``tail_start`` on, so that this part is not read again. What
+    lies behind ``log_end`` does not count.
     """
     if not len(waiting):
-        return np.zeros(0, np.bool_), tail.delivered_copies
+        return np.zeros(0, np.bool_), tail.delivered_copies.before(log_end)
     start, times_go_back = _first_stored_since(
         log, int(waiting.earliest_ms.min()), int(waiting.commit_log_offset.min()), record_starts
     )
@@ -68,7 +76,7 @@ def find_delivered(
         tail,
         rows=np.concatenate([before.delivered_copies.rows, tail.delivered_copies.rows]),
         bytes_scanned=before.bytes_scanned + tail.bytes_scanned,
-    )
+    ).before(log_end)
     earliest_ms = np.zeros_like(waiting.earliest_ms) if times_go_back else waiting.earliest_ms
     is_copied = find_copied(
         log,

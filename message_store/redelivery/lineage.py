@@ -18,11 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.segments import SegmentReader
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.log import AT_SIZE, next_head, prepared_offset_at, store_time_at
+from message_store.kernels.log import (
+    AT_SIZE,
+    WALKED,
+    next_head,
+    prepared_offset_at,
+    store_time_at,
+    walk_window,
+)
 from message_store.kernels.raw_memory import load_i32
+from message_store.reading.commit_log import LogWalk
 from message_store.writing.log import LiveLog
 
 PLACE, FIRST, STORE_MS = range(3)
@@ -93,6 +102,19 @@ class Names:
         """All in the log from a place on where a record begins; up to another one."""
         parts = [cls.table_of(*stretch) for stretch in log.stretches(begin, end)]
         return cls(*np.concatenate([np.empty((NAME_ROWS, 0), np.int64), *parts], axis=1))
+
+    @classmethod
+    def read(cls, log: SegmentReader, begin: int, end: int, *, known_end: int = 0) -> "Names":
+        """The same of a log that is looked at; damage below ``known_end`` is stepped over."""
+        parts, walked = [np.empty((NAME_ROWS, 0), np.int64)], np.zeros(WALKED, np.int64)
+
+        def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+            walk_window(address, length, base, room, walked)
+            parts.append(cls.table_of(address, int(walked[1]), base))
+            return int(walked[1]), int(walked[2])
+
+        LogWalk(log, known_end=known_end).run(begin, visit, stop_at=end)
+        return cls(*np.concatenate(parts, axis=1))
 
     @staticmethod
     def table_of(address: int, length: int, place: int) -> Int64s:

@@ -213,6 +213,7 @@ class RandomRun:
         else:
             self.world.killed()
             self.world.look_as_a_broker(was_open=was_open)
+        self.world.look_beside_and_open()
 
     def _reopen(self, rng: random.Random) -> None:
         """Somebody opens what was left, whom another fault may strike."""
@@ -478,6 +479,7 @@ class RandomRun:
     def _kill(self, rng: random.Random) -> None:
         self.world.say("kill")
         self.world.killed()
+        self.world.look_beside_and_open()
         self.world.look_as_a_broker()
 
     def _lose_what_is_made_anew(self, rng: random.Random) -> None:

@@ -35,7 +35,9 @@ from message_store.base.errors import (
     StoreLockedError,
     UnsupportedDelayError,
 )
+from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.engine_choice import engines_in
 from message_store.redelivery.lineage import first_offset
 from migrate.look.inspect import inspect_store
 from tests.faults import leeway
@@ -440,6 +442,32 @@ class World:
             if found.pending is None or found.pending + told != len(own):
                 self.require([f"inspect counts {found.pending} pending messages, not {len(own)}"])
 
+    def look_beside_and_open(self) -> None:
+        """Whoever looks at a store that a process was killed with counts what an opening finds."""
+        if self.account.is_repeating or self.account.others or not self.tells_readers:
+            return
+        if self.owner.family == "levels" and self.account.advanced_to_ms > self.clock.now_ms():
+            return  # by times nobody tells what was delivered by a clock that was set back since
+        copy, clock = self.folder / "beside", ManualClock(self.clock.now_ms())
+        shutil.rmtree(copy, ignore_errors=True)
+        if not self.root.exists() or not engines_in(StoreRoot(self.root)):
+            return  # the log alone was on the disk: no listing says whose store it is
+        copy_store(self.root, copy)
+        try:
+            found = inspect_store(copy, now_ms=clock.now_ms())
+            with catch_warnings():
+                simplefilter("ignore", OtherEngineWarning)
+                store = self.owner.open(copy, clock)
+        except DelayStoreError:
+            return  # a new owner is refused, or nobody has opened it yet
+        waiting = len(list(store.pending()))
+        abandon(store)
+        told = sum(map(_counted_as_lost, found.problems))
+        if any(part in each for each in found.problems for part in _TELLS_OF_A_TEAR):
+            return  # which an opening cuts off, and a reader rescues what it can of it
+        if found.pending is None or found.pending + told != waiting:
+            self.require([f"inspect counts {found.pending} and {told}, an opening {waiting}"])
+
     def look_as_a_broker(self, *, is_power_cut: bool = False, was_open: bool = True) -> None:
         """A broker that takes the wheel over finds all that is pending, and nothing cancelled, not
         even if it starts late. After a loss of power it believes the hand, which may be on the
@@ -559,6 +587,9 @@ class World:
         take_over(self.disk)
         self._watch = ExitStack()
         self._watch.enter_context(watched(self.disk))
+
+
+_TELLS_OF_A_TEAR = ("no record begins at", "beyond the end of the log", "cannot be read")
 
 
 def _counted_as_lost(problem: str) -> int:

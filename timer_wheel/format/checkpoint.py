@@ -20,6 +20,7 @@ import attrs
 
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.layout import Field, Layout
 from timer_wheel.format.older_slots import (
     MEANING_OF_WIDTHS,
@@ -237,6 +238,31 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
     may_be_a_broker = hand_ms > written.last_read_time_ms
     is_damaged = None in copies or (bool(differing) and not may_be_a_broker)
     return FoundCheckpoint(written, own, hand_ms, is_damaged=is_damaged)
+
+
+@attrs.frozen
+class LastFlush:
+    """The checkpoint, and where the hand was at the last flush: where the checkpoint has it, unless
+    ``is_ours`` says that nobody else was here since. The timer log ended at ``position`` then. From
+    ``names_from`` on records name their messages (``OwnCheckpoint``).
+    """
+
+    checkpoint: TimerCheckpoint
+    hand_ms: int
+    is_ours: bool = False
+    position: int = 0
+    names_from: int = LONG_MAX
+
+
+def read_last_flush(root: StoreRoot) -> LastFlush:
+    """What the file tells of it, by one read. Raises SourceError."""
+    content = read_small_file(root.config_file(TIMER_CHECKPOINT_NAME)) or b""
+    checkpoint = decode_timer_checkpoint(content)
+    own, hand_ms = decode_own(content, checkpoint).own, checkpoint.last_read_time_ms
+    if own is None or not own.is_known:
+        return LastFlush(checkpoint, hand_ms)
+    hand_ms = min(hand_ms, own.flushed_hand_ms)
+    return LastFlush(checkpoint, hand_ms, True, own.flushed_position, own.names_from)
 
 
 def checkpoint_damage(root: StoreRoot, now_ms: int) -> str | None:

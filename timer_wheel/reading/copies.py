@@ -18,7 +18,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.record_layout import head_layout
 from message_store.reading.commit_log import end_of_entries, start_of_last_used_file
 from message_store.reading.entries import record_offset
-from message_store.redelivery.lineage import first_offset
+from message_store.redelivery.lineage import Names, first_offset
 from timer_wheel.reading.pending_timers import record_at
 
 CHANGING = frozenset(
@@ -74,10 +74,11 @@ class Copies:
     """Where copies lie: those that name a message, by its first record; the others by what they are
     copies of, and each of these is taken once.
 
-    ``found`` are copies in the order of the log, the newest of ``newest_ms``.
+    ``found`` are copies in the order of the log, the newest of ``newest_ms``; ``before`` those
+    that lie in front of them and name a message.
     """
 
-    def __init__(self, found: Iterable[StoredMessage] = ()) -> None:
+    def __init__(self, found: Iterable[StoredMessage] = (), before: Names | None = None) -> None:
         self._named: dict[int, int] = {}
         self._places: defaultdict[tuple[Hashable, bool], list[int]] = defaultdict(list)
         self.have_rolled, self.newest_ms = False, 0
@@ -89,6 +90,9 @@ class Copies:
                 self._named.setdefault(first, offset)  # the last that names it
             else:  # so that the first is the last
                 self._places[identity(copy), is_roll(copy)].append(offset)
+        if before is not None:
+            known = zip(before.firsts.tolist(), before.places.tolist(), strict=True)
+            self._named = dict(known) | self._named
 
     def __bool__(self) -> bool:
         return bool(self._named or self._places)

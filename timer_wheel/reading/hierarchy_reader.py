@@ -136,7 +136,8 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         done_count = 0
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
-            since = read_log_since(root, commit_log, first_ms, queue)
+            names_from = 0 if content.state is None else content.state.log_end
+            since = read_log_since(root, commit_log, first_ms, queue, names_from)
             unknown = ~np.isin(since.not_in_queue.commit_log_offset, timers.commit_log_offset)
             timers = timers.followed_by(since.not_in_queue.rows(unknown))
             recalled_at = _cancelled(timers, commit_log).recalled_at

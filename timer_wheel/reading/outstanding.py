@@ -14,6 +14,7 @@ damaged record hides the rest of its log file.
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -28,7 +29,9 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import TIMER_ROLL_LABEL
 from message_store.reading.commit_log import NO_TIME, first_store_times, read_store_times
 from message_store.reading.consume_queue import QueueEntries, read_queue
-from timer_wheel.format.checkpoint import TimerCheckpoint
+from message_store.reading.recovered_end import recovered_end
+from message_store.redelivery.lineage import Names
+from timer_wheel.format.checkpoint import LastFlush, TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
 from timer_wheel.reading.copies import Copies, is_copy, is_roll, records_from
@@ -59,26 +62,36 @@ class LogSince:
 
 
 def read_log_since(
-    root: StoreRoot, commit_log: SegmentReader, since_ms: int, queue: QueueEntries
+    root: StoreRoot,
+    commit_log: SegmentReader,
+    since_ms: int,
+    queue: QueueEntries,
+    names_from: int = LONG_MAX,
 ) -> LogSince:
-    """Read what was stored at or after ``since_ms``, and what the timer queue may not know.
+    """Read what was stored at or after ``since_ms``, and what the timer queue may not know. From
+    ``names_from`` on every copy of ours names its message, whenever it was stored.
 
     The queue was read before, and only once. Else a message that a writer adds meanwhile is neither
     here nor there. Raises SourceError.
     """
     start = scan_start(queue, commit_log, since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
+    log_end = recovered_end(root, commit_log)
     copies = []
     newest_ms = NO_TIME
     not_in_queue = []
-    for message, size_bytes in records_from(commit_log, min(start, tail)):
+    first, names = min(start, tail), None
+    if names_from < first:
+        begin = max(names_from, commit_log.min_offset)
+        names = Names.read(commit_log, begin, min(first, log_end), known_end=first)
+    for message, size_bytes in records_from(commit_log, first):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
         if is_roll(message) and offset >= tail:
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
-        if is_copy(message):
+        if is_copy(message) and (is_roll(message) or offset < log_end):
             copies.append(message)
-    return LogSince(Copies(copies), newest_ms, *to_be_placed(not_in_queue))
+    return LogSince(Copies(copies, names), newest_ms, *to_be_placed(not_in_queue))
 
 
 def still_to_do(
@@ -173,6 +186,11 @@ class Outstanding:
     placed_again_count: int = 0
     astray_count: int = 0
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """All but the timers, as a ``WheelState`` names it."""
+        return attrs.asdict(self, recurse=False, filter=lambda field, _: field.name != "timers")
+
 
 def outstanding(
     root: StoreRoot,
@@ -182,21 +200,25 @@ def outstanding(
     checkpoint: TimerCheckpoint,
     cancelled_of: Callable[[PendingTimers], Cancelled],
     *,
-    after_crash: bool,
+    flush: LastFlush | None,
 ) -> Outstanding:
     """What is on the wheel (``placed``), in the queue and in the timeline, and not yet done.
 
-    What was done is looked for in the log after a crash, and wherever there is a timeline: one that
-    delivers what is overdue at the end of the queue does not write that down. Without a checkpoint,
-    with which a broker places and delivers everything again, the queue is read behind the last
-    unit, and the log tells what was done.
+    What was done is looked for in the log after a crash, from the last ``flush`` on, and wherever
+    there is a timeline: one that delivers what is overdue at the end of the queue does not write
+    that down. Without a checkpoint, with which a broker places and delivers everything again, the
+    queue is read behind the last unit, and the log tells what was done.
     """
+    after_crash, hand_ms = flush is not None, 0 if flush is None else flush.hand_ms
     timeline = read_timeline(root)
     resume = first_unread = resume_queue_offset(root, commit_log, units, checkpoint)
     if len(units) and checkpoint == TimerCheckpoint():
         nothing_noted = TimerCheckpoint(master_queue_offset=LONG_MAX)
         first_unread = resume_queue_offset(root, commit_log, units, nothing_noted)
         after_crash = True
+    names_from, has_lost_units = _names_from(flush, units)
+    if has_lost_units and not len(units):
+        first_unread = 0  # whoever was here placed all of it, and the next of us does so again
     timers = placed
     if timeline is not None:
         scanned = min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max)
@@ -204,8 +226,7 @@ def outstanding(
         timers = timers.followed_by(timeline.timers)
     is_there = timers.commit_log_offset >= commit_log.min_offset
     expired_count = int((~is_there).sum())
-    may_read_log = after_crash or timeline is not None
-    from_queue_offset = 0 if may_read_log else max(0, first_unread)
+    from_queue_offset = 0 if after_crash or timeline is not None else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
     waiting, blocking, astray_count = waiting_in_queue(
         queue, commit_log, first_unread, after_crash=after_crash
@@ -214,13 +235,12 @@ def outstanding(
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
     timers = timers.followed_by(in_timeline)
-    since_ms = _first_ms(timers)
+    first_ms = _first_ms(timers)
     if after_crash:
-        hand_ms = checkpoint.last_read_time_ms
-        since_ms = min(hand_ms, since_ms, _parked_since_ms(placed, commit_log, hand_ms))
+        first_ms = min(hand_ms, first_ms, _parked_since_ms(placed, commit_log, hand_ms))
     since, done_count = None, 0
-    if after_crash or (timeline is not None and since_ms <= newest_store_ms(root)):
-        since = read_log_since(root, commit_log, since_ms, queue)
+    if after_crash or (timeline is not None and first_ms <= newest_store_ms(root)):
+        since = read_log_since(root, commit_log, first_ms, queue, names_from)
     if since is not None and after_crash:
         timers = timers.followed_by(since.not_in_queue)
         blocking += since.blocking
@@ -232,6 +252,16 @@ def outstanding(
     return Outstanding(
         timers, timeline, resume, blocking, done_count, expired_count, again_count, astray_count
     )
+
+
+def _names_from(flush: LastFlush | None, units: TimerUnits) -> tuple[int, bool]:
+    """From which commit log offset on names count, and whether the timer log lacks units that it
+    had at the last flush. Of those what is done, and when, the log tells alone.
+    """
+    if flush is None:
+        return LONG_MAX, False
+    has_lost_units = units.end_position < flush.position
+    return 0 if has_lost_units else flush.names_from, has_lost_units
 
 
 def _first_ms(timers: PendingTimers) -> int:

@@ -35,7 +35,7 @@ class WheelState:
     the checkpoint knows (0 ``after_crash``: the power may have taken them). ``unlinked_count`` are
     units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done).
     ``unreachable_count`` messages are in slots further back than a broker that starts reads;
-    ``after_crash`` those of which the log does not tell that they are done.
+    ``after_crash`` those of which the log does not tell that they are done, from our last flush on.
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
     """
 

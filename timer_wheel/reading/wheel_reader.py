@@ -23,9 +23,10 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.engine_choice import is_hierarchical
 from timer_wheel.format.checkpoint import (
+    LastFlush,
     TimerCheckpoint,
     checkpoint_damage,
-    read_timer_checkpoint,
+    read_last_flush,
 )
 from timer_wheel.format.timer_log import TIMER_BLANK, TIMER_UNIT, TimerUnits, read_units
 from timer_wheel.format.wheel_file import NO_SLOTS, SLOT, WheelSlots, all_slots, read_wheel
@@ -35,9 +36,9 @@ from timer_wheel.format.wheel_math import (
     Int64Array,
     effective_read_time_ms,
 )
-from timer_wheel.reading.delete_markers import cancelled
+from timer_wheel.reading.delete_markers import Cancelled, cancelled
 from timer_wheel.reading.outstanding import outstanding
-from timer_wheel.reading.pending_timers import PendingTimers
+from timer_wheel.reading.pending_timers import PendingTimers, pending_records
 from timer_wheel.reading.precision import precision_of_slots, precision_of_units
 from timer_wheel.reading.state import WheelState
 
@@ -203,58 +204,75 @@ def read_wheel_store(
 
     ``precision_ms`` None is told by the wheel. ``snapshots_on`` and ``topic_in_delete_key`` are the
     broker's `timerWheelSnapshotFlush` and `appendTopicForTimerDeleteKey`; None lets both kinds
-    count. A broker applies the last timer log files, ``whole_log`` all. ``after_crash`` leaves out
-    what a broker did and repeats, and finds what no queue has. Raises SourceError, FormatError.
+    count. ``whole_log`` applies all timer log files, ``after_crash`` finds what no queue has and
+    leaves out what a broker did and repeats. Raises SourceError, FormatError.
     """
     if is_hierarchical(root):
         return _read_hierarchy(root, after_crash=after_crash)
-    checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
-    hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
+    flush, wheel = read_last_flush(root), read_wheel(root, snapshots_on=snapshots_on)
+    checkpoint, crash = flush.checkpoint, flush if after_crash else None
+    hand_ms, from_ms = checkpoint.last_read_time_ms, _heeded_from_ms(flush, now_ms, after_crash)
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
-        begin = 0 if whole_log else max(0, flushed - log.file_bytes)
+        begin = 0 if whole_log else _first_applied(wheel, checkpoint, log.file_bytes)
         units = read_units(log, begin)
         precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
-        is_told = not after_crash and hand_ms > 0  # else units of what is done may be unlinked
-        of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
-        passed, _ = _in_slots(revised, units, hand_ms or read_time_ms, read_time_ms, precision_ms)
+        first_ms = (flush.hand_ms if after_crash else hand_ms) or read_time_ms
+        passed, _ = _in_slots(revised, units, first_ms, read_time_ms, precision_ms)
         found = passed.rows(passed.commit_log_offset >= commit_log.min_offset).followed_by(placed)
-        left = outstanding(root, commit_log, units, found, checkpoint, of, after_crash=after_crash)
+        of = partial(cancelled, commit_log=commit_log, now_ms=from_ms, precision_ms=precision_ms)
+        left = outstanding(root, commit_log, units, found, checkpoint, of, flush=crash)
         timers, passed = _split_at_hand(left.timers, read_time_ms)
-        is_over = of(passed).for_broker(topic_in_delete_key) | passed.is_marker
+        unreachable_count = _undone_count(passed, of(passed), topic_in_delete_key, commit_log)
         recalled = of(timers)
+    is_told = not after_crash and hand_ms > 0  # else units of what is done may be unlinked
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
+        **left.counts,
         precision_ms=precision_ms,
         checkpoint=checkpoint,
         read_time_ms=read_time_ms,
-        resume_queue_offset=left.resume_queue_offset,
         unit_count=len(units),
         slots_used=len(np.unique(placed.slot_time_ms)),
         pending=timers.rows(~(is_cancelled | timers.is_marker)),
         markers=timers.rows(timers.is_marker),
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
-        done_already_count=left.done_already_count,
-        expired_count=left.expired_count,
-        blocking=left.blocking,
         shared_positions=shared_positions,
-        timeline=left.timeline,
-        placed_again_count=left.placed_again_count,
-        astray_count=left.astray_count,
         lost_log_bytes=0 if after_crash else _lost_log_bytes(checkpoint, units, log.file_bytes),
         unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset) if is_told else 0,
-        unreachable_count=int((~is_over).sum()),
+        unreachable_count=unreachable_count,
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
+
+
+def _heeded_from_ms(flush: LastFlush, now_ms: int, after_crash: bool) -> int:
+    """Before which time a delete marker without a unit has no effect: our engines heed any."""
+    return 0 if after_crash and flush.is_ours else now_ms
+
+
+def _first_applied(wheel: WheelSlots, checkpoint: TimerCheckpoint, file_bytes: int) -> int:
+    """The position from which a broker applies units."""
+    return max(0, (wheel.log_position or checkpoint.flush_position) - file_bytes)
 
 
 def _split_at_hand(timers: PendingTimers, read_time_ms: int) -> tuple[PendingTimers, PendingTimers]:
     """What the hand will find, or is to be placed, and what it has passed."""
     is_passed = (timers.position >= 0) & (timers.slot_time_ms < read_time_ms)
     return timers.rows(~is_passed), timers.rows(is_passed)
+
+
+def _undone_count(
+    passed: PendingTimers,
+    recalled: Cancelled,
+    topic_in_delete_key: bool | None,
+    commit_log: SegmentReader,
+) -> int:
+    """How many of these a broker would deliver if its hand came there."""
+    left = passed.rows(~(recalled.for_broker(topic_in_delete_key) | passed.is_marker))
+    return sum(each is not None for each in pending_records(commit_log, left))
 
 
 def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) -> int:

@@ -19,7 +19,7 @@ from message_store.base.errors import TargetError, UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
 from tests.faults.broker_view import found_by_a_broker
-from tests.faults.engines import SMALL, open_hierarchy, open_wheel
+from tests.faults.engines import SMALL, abandon, open_hierarchy, open_wheel
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.handover import to_wheel as handing_over
@@ -200,12 +200,12 @@ def test_a_mark_that_was_lost_counts_again_when_it_is_back(tmp_path: Path, is_ki
         lost = mark.read_bytes()
         mark.unlink()
         with full_disk(path, number, is_kill=is_kill) as disk, suppress(refused):
-            open_hierarchy(path, clock).abandon()
+            abandon(open_hierarchy(path, clock))
         assert is_guarded(StoreRoot(path))
         mark.write_bytes(lost)
         store = open_hierarchy(path, clock)
         assert Counter(each.unique_key for each in store.pending()) == WAITS
-        store.abandon()
+        abandon(store)
         shutil.rmtree(path)
         if not disk.refused:
             break

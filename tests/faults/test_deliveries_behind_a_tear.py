@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss of power may leave a hole in the log and whole records behind it. Recovery ends the log at
+the hole, so that what was delivered behind it is in no topic any more: it waits again, and readers
+say so before anybody recovers the store.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from delaywheel.terminal.main import main
+from legacy_levels.backlog.backlog import read_backlog
+from message_store import AfterMs, DelayStore, ManualClock, Message
+from message_store.files.log_row import open_log
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.recovered_end import recovered_end
+from tests.faults.engines import OPEN, SMALL, abandon
+from timer_wheel import WheelStore
+
+START_MS = 1_793_000_000_000
+FILLER = b"x" * 3_000
+EXIT_CODES = {"levels": 1, "hierarchy": 0, "time-index": 1, "wheel": 3}
+"""Of `pending` beside a hole: an entry may lead there, and a broker's hand has passed the wheel's
+slot.
+"""
+
+
+def put(store: DelayStore, key: str, delay_ms: int, body: bytes = b"x") -> int:
+    receipt = store.schedule(Message("orders", body, unique_key=key), AfterMs(delay_ms))
+    return receipt.commit_log_offset
+
+
+def torn(engine: str, path: Path, clock: ManualClock) -> int:
+    """A store that lost power: K was flushed and delivered, and between the two is a hole. Returns
+    where that begins.
+    """
+    store = OPEN[engine](path, clock)
+    put(store, "K", 5_000)
+    put(store, "LATER", 3_600_000)
+    store.flush()
+    places = [put(store, f"F{number}", 3_600_000, FILLER) for number in range(40)]
+    clock.tick(10_000)
+    assert [each.message.unique_key for each in store.advance(clock.now_ms())] == ["K"]
+    put(store, "LAST", 3_600_000)
+    abandon(store)
+    log = path / "commitlog"
+    assert len(list(log.iterdir())) == 2
+    with (log / f"{0:020}").open("r+b") as file:
+        file.seek(places[3])
+        file.write(bytes(3_000))
+    return places[3]
+
+
+def listed(path: Path, clock: ManualClock, exit_code: int = 0) -> set[str]:
+    command = ["pending", str(path), "--now", str(clock.now_ms()), "--limit", "500"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == exit_code, result.output
+    lines = result.stdout.splitlines()
+    return {json.loads(line)["unique_key"] for line in lines}
+
+
+@pytest.mark.parametrize("engine", OPEN)
+def test_what_was_delivered_behind_a_hole_waits_again(tmp_path: Path, engine: str) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    torn(engine, path, clock)
+    told = listed(path, clock, EXIT_CODES[engine])
+    store = OPEN[engine](path, clock)
+    opened = {each.unique_key for each in store.pending()}
+    abandon(store)
+    assert opened == {"K", "LATER", "F0", "F1", "F2"}
+    assert opened <= told or engine == "wheel"  # which may rescue messages behind the hole
+
+
+def test_a_conversion_takes_what_was_delivered_behind_a_hole(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    torn("levels", path, clock)
+    counts = read_backlog(path, after_crash=True)
+    assert counts.total("already_delivered") == 0
+    target = tmp_path / "target"
+    now = ["--now", str(clock.now_ms())]
+    command = ["convert", str(path), str(target), "--in-process", "--after-crash", *now]
+    command += ["--on-bad-record", "quarantine"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert "K" in listed(target, clock)
+
+
+def test_the_log_is_cut_at_a_hole_behind_what_was_on_the_disk(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    place, root = torn("levels", path, clock), StoreRoot(path)
+    with open_log(root) as log:
+        assert recovered_end(root, log) == place
+    root.abort.unlink()
+    with open_log(root) as log:
+        assert recovered_end(root, log) == LONG_MAX  # what was closed is not recovered
+
+
+def test_damage_before_the_last_flush_is_no_tear(tmp_path: Path) -> None:
+    """An engine refuses to open such a store, and what was delivered behind is there."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["levels"](path, clock)
+    places = [put(store, f"F{number}", 3_600_000, FILLER) for number in range(40)]
+    store.flush()
+    put(store, "LAST", 3_600_000)
+    abandon(store)
+    with (path / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(places[3])
+        file.write(bytes(3_000))
+    root = StoreRoot(path)
+    with open_log(root) as log:
+        assert recovered_end(root, log) == LONG_MAX
+
+
+def test_a_reader_of_a_wheel_begins_at_the_last_flush(tmp_path: Path) -> None:
+    """The power left the checkpoint of an advance, and took what that had delivered."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = WheelStore.open(path, clock=clock, settings=SMALL)
+    put(store, "K", 5_000)
+    put(store, "LATER", 3_600_000)
+    store.advance(clock.now_ms())
+    store.flush()
+    for name in ("commitlog", "consumequeue"):
+        shutil.copytree(path / name, tmp_path / name)
+    clock.tick(10_000)
+    assert len(store.advance(clock.now_ms())) == 1
+    store.abandon()
+    for name in ("commitlog", "consumequeue"):
+        shutil.rmtree(path / name)
+        (tmp_path / name).rename(path / name)
+    result = CliRunner().invoke(main, ["pending", str(path), "--now", str(clock.now_ms())])
+    assert result.exit_code == 3
+    assert "1 message is in slots further back than a broker that starts reads" in result.stderr
+    with WheelStore.open(path, clock=clock, settings=SMALL) as again:
+        assert {each.unique_key for each in again.pending()} == {"K", "LATER"}
+    assert listed(path, clock) == {"K", "LATER"}
+
+
+def test_a_cancel_counts_for_a_reader_though_nothing_has_a_unit_yet(tmp_path: Path) -> None:
+    """A broker never places what is due before its hand, markers neither. Our engines heed them."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = WheelStore.open(path, clock=clock, settings=SMALL)
+    receipt = store.schedule(Message("orders", b"x", unique_key="K"), AfterMs(0))
+    put(store, "LATER", 3_600_000)
+    store.cancel(receipt)
+    store.abandon()
+    shutil.rmtree(path / "timerlog")  # which the power had not reached
+    clock.tick(60_000)
+    assert listed(path, clock) == {"LATER"}
+    with WheelStore.open(path, clock=clock, settings=SMALL) as again:
+        assert {each.unique_key for each in again.pending()} == {"LATER"}
+
+
+def test_what_was_delivered_by_a_clock_that_was_set_back_since_is_known(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = WheelStore.open(path, clock=clock, settings=SMALL)
+    put(store, "LATER", 3_600_000)
+    store.advance(clock.now_ms() + 60_000)
+    store.flush()
+    put(store, "K", 0)
+    assert len(store.advance(clock.now_ms())) == 1
+    put(store, "LAST", 3_600_000)
+    store.abandon()
+    shutil.rmtree(path / "timerlog")
+    assert listed(path, clock) == {"LATER", "LAST"}
