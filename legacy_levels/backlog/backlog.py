@@ -31,7 +31,7 @@ from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.matching import Waiting, find_delivered
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
-from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
+from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.base.errors import FormatError, UncleanStoreError
 from message_store.base.parallel import parallel_map
@@ -40,11 +40,13 @@ from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message_codec import decode_message_at
 from message_store.intake.rescheduling import replaced_by
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.reading.consume_queue import BoolArray
 from message_store.reading.recovered_end import recovered_end
+from message_store.redelivery.lineage import Names
 
 
 @attrs.frozen
@@ -157,8 +159,8 @@ def read_backlog(
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
         entries, earliest_ms = repair_due_times(log, entries, table)
-        log_end = recovered_end(store, log)
-        delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail, log_end)
+        names_from = _names_from(store, mark, offsets, entries)
+        delivered, bytes_scanned = _delivered(store, log, entries, earliest_ms, tail, names_from)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
             **{name: getattr(pending, name) for name in _COLUMNS},
@@ -209,9 +211,7 @@ def _observe_delays(
 def _already_delivered(
     log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail, log_end: int
 ) -> tuple[BoolArray, int]:
-    """Which entries were delivered or rescheduled, and how many bytes of the log were read. What
-    was delivered behind ``log_end`` does not outlive the next recovery.
-    """
+    """The same by copies alone, that lie before ``log_end``."""
 
     def may_be(rows: slice) -> BoolArray:
         earliest = earliest_ms[rows]
@@ -233,6 +233,39 @@ def _already_delivered(
             is_it = entries.commit_log_offset[block] == replaced
             delivered[block] |= is_it & ~entries.is_expired[block]
     return delivered, copies.bytes_scanned
+
+
+def _names_from(
+    store: StoreRoot, mark: DeliveryMark | None, offsets: DelayOffsets, entries: Entries
+) -> int:
+    """From where on names of ours tell what is done, whatever the clock showed: after a crash from
+    the last flush on, or from the first entry if the offsets are older than that.
+    """
+    if mark is None or store.was_stopped_cleanly:
+        return LONG_MAX
+    begin = int(entries.commit_log_offset.min(initial=mark.log_end))
+    is_as_new = all(offsets.offsets.get(level, 0) >= at for level, at in mark.offsets.items())
+    return max(begin, mark.log_end) if is_as_new and not mark.done else begin
+
+
+def _delivered(
+    store: StoreRoot,
+    log: SegmentReader,
+    entries: Entries,
+    earliest_ms: Int64Array,
+    tail: LogTail,
+    names_from: int,
+) -> tuple[BoolArray, int]:
+    """Which entries were delivered or rescheduled, by copies and by names, and how many bytes of
+    the log the search for copies has read. What lies behind a tear counts for nothing.
+    """
+    log_end = recovered_end(store, log)
+    delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail, log_end)
+    names = Names.read(log, names_from, min(tail.start, log_end), known_end=tail.start)
+    for rows in row_blocks(len(entries) if len(names) else 0):
+        offsets = entries.commit_log_offset[rows]
+        delivered[rows] |= names.are_done(offsets, offsets) & ~entries.is_expired[rows]
+    return delivered, bytes_scanned
 
 
 def _replaced_by_last(log: SegmentReader, entries: Entries, log_end: int) -> int | None:

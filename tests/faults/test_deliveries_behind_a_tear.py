@@ -154,6 +154,23 @@ def test_a_cancel_counts_for_a_reader_though_nothing_has_a_unit_yet(tmp_path: Pa
         assert {each.unique_key for each in again.pending()} == {"LATER"}
 
 
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_levels_know_what_a_clock_delivered_that_was_set_back_since(
+    tmp_path: Path, is_flushed: bool
+) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["levels"](path, clock)
+    put(store, "LATER", 3_600_000)
+    put(store, "K", 5_000)
+    assert len(store.advance(clock.now_ms() + 60_000)) == 1
+    if is_flushed:
+        store.flush()
+    put(store, "LAST", 3_600_000)
+    put(store, "NEXT", 5_000)
+    abandon(store)
+    assert listed(path, clock) == {"LATER", "LAST", "NEXT"}
+
+
 def test_what_was_delivered_by_a_clock_that_was_set_back_since_is_known(tmp_path: Path) -> None:
     path, clock = tmp_path / "store", ManualClock(START_MS)
     store = WheelStore.open(path, clock=clock, settings=SMALL)

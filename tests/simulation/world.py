@@ -446,8 +446,6 @@ class World:
         """Whoever looks at a store that a process was killed with counts what an opening finds."""
         if self.account.is_repeating or self.account.others or not self.tells_readers:
             return
-        if self.owner.family == "levels" and self.account.advanced_to_ms > self.clock.now_ms():
-            return  # by times nobody tells what was delivered by a clock that was set back since
         copy, clock = self.folder / "beside", ManualClock(self.clock.now_ms())
         shutil.rmtree(copy, ignore_errors=True)
         if not self.root.exists() or not engines_in(StoreRoot(self.root)):
@@ -589,7 +587,12 @@ class World:
         self._watch.enter_context(watched(self.disk))
 
 
-_TELLS_OF_A_TEAR = ("no record begins at", "beyond the end of the log", "cannot be read")
+_TELLS_OF_A_TEAR = (
+    "no record begins at",
+    "beyond the end of the log",
+    "cannot be read",
+    "has no file left",
+)
 
 
 def _counted_as_lost(problem: str) -> int:
