@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
+from message_store.columns.byte_column import ByteColumn, Int64s, int64s, numbers_of
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.delay_levels import DelayLevels
@@ -218,13 +218,21 @@ class Dispatcher:
         return sum(max(0, min(end, to) - max(first, at)) for at, to in self._damaged)
 
     def _is_listed(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
-        """Which of these records the queue leads to at their ordinals."""
-        is_listed = np.zeros(len(rows), bool)
+        """Which of these records the queue leads to: at their ordinals, or before those where a
+        rebuild has moved its entries.
+        """
+        if not len(rows) or not queue.max_offset:
+            return np.zeros(len(rows), bool)
+        moved = queue.units(
+            queue.first_behind(int(rows["commit_log_offset"][0]) - 1), queue.max_offset
+        )
+        ends = int64s(moved["commit_log_offset"]) + moved["size_bytes"]
+        is_listed = np.isin(rows.ends, ends[is_filled(moved)])
         there = np.flatnonzero(self._is_held(queue, rows))
         if len(there):
             stored = _units_at(queue, rows["queue_offset"][there])
             ends = stored["commit_log_offset"] + stored["size_bytes"].astype(np.int64)
-            is_listed[there] = is_filled(stored) & (ends == rows.ends[there])
+            is_listed[there] |= is_filled(stored) & (ends == rows.ends[there])
         return is_listed
 
     def _is_held(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
