@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import attrs
 
 from message_store import Severity
 from message_store.base.errors import DelayStoreError
+from message_store.format.properties import TIMER_TOPIC
 from tests.faults.damage import Damage, damage_file, data_ranges
 from tests.independent.raw_files import commit_log_records, queue_units_by_index
 from tests.simulation.account import ABSENT, CANCELLED, DELIVERED, PENDING, Life, message_of
@@ -52,6 +54,7 @@ def harm(world: World, fault: str, rng: random.Random, *, is_even: bool = False)
     units = _units(world.root)
     damage = damage_file(world.root, path, KINDS[fault], rng)
     world.say(f"{fault} of {damage.name} at {damage.place}")
+    also_lost = _lose_a_queue(world, damage)
     hit = _hit(damage, spans, units)
     digests, was_clean = _digests(world.root), not (world.root / "abort").exists()
     try:
@@ -70,10 +73,26 @@ def harm(world: World, fault: str, rng: random.Random, *, is_even: bool = False)
             names = [name for name in found | digests if found.get(name) != digests.get(name)]
             raise WrongError(f"a refused store has changed: {names}: {error}") from error
         _put_back(path, before)
+        if also_lost is not None:
+            also_lost[1].rename(also_lost[0])
         world.new_disk()
         return True
     _Used(world, hit, damage).require_reported()
     return False
+
+
+def _lose_a_queue(world: World, damage: Damage) -> tuple[Path, Path] | None:
+    """Sometimes the queue is lost as well that is rebuilt from the log, where a record is damaged.
+    Returns where it was, and where it lies meanwhile.
+    """
+    queue, aside = world.root / "consumequeue" / TIMER_TOPIC, world.folder / "lost-queue"
+    rng = random.Random(f"{damage.name} {damage.place}")
+    if not damage.name.startswith("commitlog") or rng.random() < 0.6 or not queue.is_dir():
+        return None
+    world.say(f"{TIMER_TOPIC} is lost too")
+    shutil.rmtree(aside, ignore_errors=True)
+    queue.rename(aside)
+    return queue, aside
 
 
 def _content(path: Path) -> tuple[int, list[tuple[int, bytes]]]:
