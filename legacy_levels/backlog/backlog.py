@@ -30,14 +30,21 @@ from legacy_levels.backlog.lost_entries import RecoveredEntries, lead_astray, re
 from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.matching import Waiting, find_delivered
-from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
-from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
+from legacy_levels.delay_offsets import FILE_NAME, DelayOffsets, OffsetsChoice, read_delay_offsets
+from legacy_levels.delivery_marks import (
+    FLUSHED_NAME,
+    LATEST_NAME,
+    DeliveryMark,
+    checksum,
+    read_mark,
+)
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.base.errors import FormatError, UncleanStoreError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_at, rows_where
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
@@ -141,7 +148,7 @@ def read_backlog(
     if not store.was_stopped_cleanly and not after_crash:
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
     mark = read_mark(root, FLUSHED_NAME)
-    offsets = read_delay_offsets(root, offsets_choice).at_least(at_least)
+    offsets = _offsets(store, mark, offsets_choice, commit_log_file_bytes).at_least(at_least)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     with open_log(store, commit_log_file_bytes) as log:
         whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
@@ -174,6 +181,25 @@ def read_backlog(
             damaged_places=tail.notes.damaged_places,
             queue_misfits=tuple(misfit.path for queue in queues for misfit in queue.misfits),
         )
+
+
+def _offsets(
+    store: StoreRoot,
+    mark: DeliveryMark | None,
+    choice: OffsetsChoice | str,
+    commit_log_file_bytes: int | None,
+) -> DelayOffsets:
+    """The offsets of the chosen file. After a loss of power they may be ahead of the log, which the
+    latest mark tells: then those of the last flush count, as for an engine.
+    """
+    offsets, latest = read_delay_offsets(store.path, choice), read_mark(store.path, LATEST_NAME)
+    table = read_small_file(store.config_file(FILE_NAME))
+    is_of_ours = latest is not None and checksum(table) in latest.tables
+    if choice != OffsetsChoice.AUTO or latest is None or mark is None or not is_of_ours:
+        return offsets
+    with open_log(store, commit_log_file_bytes) as log:
+        is_of_a_lost_log = latest.log_end > recovered_end(store, log)
+    return attrs.evolve(offsets, offsets=mark.offsets) if is_of_a_lost_log else offsets
 
 
 def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:

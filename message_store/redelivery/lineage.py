@@ -128,6 +128,12 @@ class Names:
     def __len__(self) -> int:
         return len(self.places)
 
+    def before(self, offset: int) -> "Names":
+        """Those that lie before a place in the log."""
+        is_before = self.places < offset
+        columns = (self.places, self.firsts, self.store_ms)
+        return self if is_before.all() else Names(*(column[is_before] for column in columns))
+
     @property
     def newest_ms(self) -> int:
         """When the newest of them was stored; 0 where there is none."""
@@ -141,3 +147,12 @@ class Names:
         at = np.minimum(np.searchsorted(named, firsts), len(named) - 1)
         is_done: NDArray[np.bool_] = (named[at] == firsts) & (places[at] > offsets)
         return is_done
+
+    def is_done(self, offset: int, first: int) -> bool:
+        """The same of one record."""
+        named, places = self._newest
+        at = int(np.searchsorted(named, first))
+        return at < len(named) and bool(named[at] == first and places[at] > offset)
+
+
+NO_NAMES = Names(*np.empty((NAME_ROWS, 0), np.int64))

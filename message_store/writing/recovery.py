@@ -8,6 +8,7 @@ unless that has it.
 """
 
 from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -32,6 +33,7 @@ from message_store.format.record_layout import (
 from message_store.kernels.dispatch import FOUND_LENGTH, walk_file
 from message_store.kernels.log import FILE_ENDS
 from message_store.reading.consume_queue import is_pre_blank
+from message_store.reading.recovered_end import recovery_start
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import PUBLISHED_LAST_BYTES, LiveLog
@@ -236,33 +238,12 @@ def _newest_record(log: LiveLog, queue: LiveQueue, log_end: int = LONG_MAX) -> N
 
 
 def _unclean_start(log: LiveLog, queues: QueueSet, checkpoint: StoreCheckpoint) -> int:
-    """The offset of a record before which everything is on disk, or of the first one in its file.
-    RocketMQ: CommitLog#isMappedFileMatchedRecover (4.9.7).
-    """
-    starts = log.segments.starts
+    """Where to begin after a crash; without entries in queues at the beginning of the log."""
     if not any(queue.max_offset * QUEUE_UNIT.size > queue.segments.min_offset for queue in queues):
         return log.min_offset
-    place = checkpoint.queue_commit_log_offset
-    if _is_record(log, place) and _is_of_our_making(log, checkpoint):
-        return place
-    is_in_first_file = 0 < place < log.min_offset + log.file_bytes
-    if is_in_first_file or (place > 0 and _is_record(log, place)):
-        limit = place
-    else:
-        times = [(start, log.store_time_ms(start)) for start in starts]
-        passed = [s for s, ms in times if 0 < ms <= checkpoint.recover_from_ms]
-        limit = max(passed, default=log.min_offset)
-    whole = [s for s in starts if s <= limit and _is_record(log, s)]
-    return max(whole, default=log.min_offset)
-
-
-def _is_of_our_making(log: LiveLog, checkpoint: StoreCheckpoint) -> bool:
-    """Whether an open delaywheel store wrote this checkpoint: then everything before its offset was
-    synced. A broker's offset only says what was dispatched.
-    """
-    place = checkpoint.queue_commit_log_offset
-    begun_ms = log.store_time_ms(place - place % log.file_bytes)
-    return 0 < begun_ms == checkpoint.commit_log_timestamp_ms == checkpoint.queue_timestamp_ms
+    begun = [(start, log.store_time_ms(start)) for start in log.segments.starts]
+    is_record = partial(_is_record, log)
+    return recovery_start(checkpoint, begun, is_record, log.min_offset, log.file_bytes)
 
 
 def _is_record(log: LiveLog, offset: int) -> bool:

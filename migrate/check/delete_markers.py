@@ -20,10 +20,10 @@ from timer_wheel.reading.delete_markers import (
     marker_problem,
     recalled_pairs,
 )
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.pending_timers import pending_records, record_at
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import read_timeline
-from timer_wheel.timers.lost_messages import LostMessages
 
 MARKER_DAMAGED = error(
     "delete-marker-damaged",

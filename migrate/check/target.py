@@ -23,7 +23,7 @@ from migrate.report.whole_target import require_whole
 from migrate.settings import TargetSettings
 from migrate.write.publishing import is_stub
 from time_index.reading import lost_messages_of
-from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.reading.lost_messages import LostMessages
 
 TARGET_UNFINISHED = error(
     "target-unfinished",

@@ -34,21 +34,23 @@ def put(store: DelayStore, key: str, delay_ms: int, body: bytes = b"x") -> int:
     return receipt.commit_log_offset
 
 
-def torn(engine: str, path: Path, clock: ManualClock) -> int:
+def torn(engine: str, path: Path, clock: ManualClock, *, files: int = 2, back_ms: int = 0) -> int:
     """A store that lost power: K was flushed and delivered, and between the two is a hole. Returns
-    where that begins.
+    where that begins. The clock may have been set back by ``back_ms`` since the flush.
     """
     store = OPEN[engine](path, clock)
     put(store, "K", 5_000)
     put(store, "LATER", 3_600_000)
     store.flush()
-    places = [put(store, f"F{number}", 3_600_000, FILLER) for number in range(40)]
-    clock.tick(10_000)
+    clock.tick(-back_ms)
+    fillers = range(40 if files == 2 else 6)
+    places = [put(store, f"F{number}", 3_600_000, FILLER) for number in fillers]
+    clock.tick(10_000 + back_ms)
     assert [each.message.unique_key for each in store.advance(clock.now_ms())] == ["K"]
     put(store, "LAST", 3_600_000)
     abandon(store)
     log = path / "commitlog"
-    assert len(list(log.iterdir())) == 2
+    assert len(list(log.iterdir())) == files
     with (log / f"{0:020}").open("r+b") as file:
         file.seek(places[3])
         file.write(bytes(3_000))
@@ -64,9 +66,13 @@ def listed(path: Path, clock: ManualClock, exit_code: int = 0) -> set[str]:
 
 
 @pytest.mark.parametrize("engine", OPEN)
-def test_what_was_delivered_behind_a_hole_waits_again(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(("files", "back_ms"), [(2, 0), (1, 0), (2, 600_000)])
+def test_what_was_delivered_behind_a_hole_waits_again(
+    tmp_path: Path, files: int, back_ms: int, engine: str
+) -> None:
+    """The hole may be in the newest file, and a clock set back may make files look older."""
     path, clock = tmp_path / "store", ManualClock(START_MS)
-    torn(engine, path, clock)
+    torn(engine, path, clock, files=files, back_ms=back_ms)
     told = listed(path, clock, EXIT_CODES[engine])
     store = OPEN[engine](path, clock)
     opened = {each.unique_key for each in store.pending()}
@@ -99,20 +105,21 @@ def test_the_log_is_cut_at_a_hole_behind_what_was_on_the_disk(tmp_path: Path) ->
         assert recovered_end(root, log) == LONG_MAX  # what was closed is not recovered
 
 
-def test_damage_before_the_last_flush_is_no_tear(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [6, 40])
+def test_damage_before_the_last_flush_is_no_tear(tmp_path: Path, count: int) -> None:
     """An engine refuses to open such a store, and what was delivered behind is there."""
     path, clock = tmp_path / "store", ManualClock(START_MS)
     store = OPEN["levels"](path, clock)
-    places = [put(store, f"F{number}", 3_600_000, FILLER) for number in range(40)]
+    places = [put(store, f"F{number}", 3_600_000, FILLER) for number in range(count)]
     store.flush()
-    put(store, "LAST", 3_600_000)
+    last = put(store, "LAST", 3_600_000)
     abandon(store)
     with (path / "commitlog" / f"{0:020}").open("r+b") as file:
         file.seek(places[3])
         file.write(bytes(3_000))
     root = StoreRoot(path)
     with open_log(root) as log:
-        assert recovered_end(root, log) == LONG_MAX
+        assert recovered_end(root, log) > last
 
 
 def test_a_reader_of_a_wheel_begins_at_the_last_flush(tmp_path: Path) -> None:
@@ -183,3 +190,63 @@ def test_what_was_delivered_by_a_clock_that_was_set_back_since_is_known(tmp_path
     store.abandon()
     shutil.rmtree(path / "timerlog")
     assert listed(path, clock) == {"LATER", "LAST"}
+
+
+@pytest.mark.parametrize("cancelled_ms", [0, 30_000])
+@pytest.mark.parametrize("is_rescheduled", [False, True])
+def test_a_kill_alone_leaves_no_doubt_about_what_was_cancelled(
+    tmp_path: Path, cancelled_ms: int, is_rescheduled: bool
+) -> None:
+    """Message and marker roll, each at its own time, with the hand between them at the end."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["wheel"](path, clock)
+    put(store, "LATER", 3_600_000)
+    receipt = store.schedule(Message("orders", b"x", unique_key="K"), AfterMs(1_000_000))
+    store.advance(clock.now_ms())
+    clock.tick(cancelled_ms)
+    store.advance(clock.now_ms())
+    store.flush()
+    if is_rescheduled:
+        store.reschedule(receipt, AfterMs(2_000_000))
+    else:
+        store.cancel(receipt)
+    for _ in range(3):
+        clock.tick(25_000)
+        store.advance(clock.now_ms())
+    abandon(store)
+    assert listed(path, clock) == ({"LATER", "K"} if is_rescheduled else {"LATER"})
+
+
+def test_what_is_noted_as_undeliverable_leaves_no_doubt(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["wheel"](path, clock)
+    put(store, "K", 5_000, b"BODYBODY")
+    put(store, "LATER", 3_600_000)
+    store.flush()
+    store.close()
+    [log] = (path / "commitlog").iterdir()
+    log.write_bytes(log.read_bytes().replace(b"BODYBODY", b"BODYBOD!"))
+    store = OPEN["wheel"](path, clock)
+    clock.tick(10_000)
+    assert len(store.advance(clock.now_ms())) == 0
+    abandon(store)
+    assert listed(path, clock) == {"LATER"}
+
+
+def test_levels_begin_at_the_last_flush_where_their_offsets_are_ahead(tmp_path: Path) -> None:
+    """The power left delayOffset.json, and took the log that it tells of."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["levels"](path, clock)
+    put(store, "K", 5_000)
+    put(store, "LATER", 3_600_000)
+    store.flush()
+    for name in ("commitlog", "consumequeue"):
+        shutil.copytree(path / name, tmp_path / name)
+    for _ in range(2):
+        clock.tick(10_000)
+        store.advance(clock.now_ms())
+    abandon(store)
+    for name in ("commitlog", "consumequeue"):
+        shutil.rmtree(path / name)
+        (tmp_path / name).rename(path / name)
+    assert listed(path, clock) == {"K", "LATER"}

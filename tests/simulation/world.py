@@ -591,7 +591,7 @@ _TELLS_OF_A_TEAR = (
     "no record begins at",
     "beyond the end of the log",
     "cannot be read",
-    "has no file left",
+    "what such a queue has lost",
 )
 
 

@@ -48,9 +48,9 @@ from timer_wheel.hierarchy.search import (
 from timer_wheel.hierarchy.taken_over import damage_of_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
-from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import TimerStore
 

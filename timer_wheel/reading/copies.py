@@ -11,6 +11,10 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.columns.byte_column import Int64s
 from message_store.files.segments import SegmentReader
 from message_store.format import properties as names
 from message_store.format.java_numbers import LONG_MAX
@@ -18,7 +22,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.record_layout import head_layout
 from message_store.reading.commit_log import end_of_entries, start_of_last_used_file
 from message_store.reading.entries import record_offset
-from message_store.redelivery.lineage import Names, first_offset
+from message_store.redelivery.lineage import NO_NAMES, Names, first_offset
 from timer_wheel.reading.pending_timers import record_at
 
 CHANGING = frozenset(
@@ -78,7 +82,8 @@ class Copies:
     that lie in front of them and name a message.
     """
 
-    def __init__(self, found: Iterable[StoredMessage] = (), before: Names | None = None) -> None:
+    def __init__(self, found: Iterable[StoredMessage] = (), before: Names = NO_NAMES) -> None:
+        self._before = before
         self._named: dict[int, int] = {}
         self._places: defaultdict[tuple[Hashable, bool], list[int]] = defaultdict(list)
         self.have_rolled, self.newest_ms = False, 0
@@ -90,17 +95,19 @@ class Copies:
                 self._named.setdefault(first, offset)  # the last that names it
             else:  # so that the first is the last
                 self._places[identity(copy), is_roll(copy)].append(offset)
-        if before is not None:
-            known = zip(before.firsts.tolist(), before.places.tolist(), strict=True)
-            self._named = dict(known) | self._named
 
     def __bool__(self) -> bool:
-        return bool(self._named or self._places)
+        return bool(self._named or self._places or len(self._before))
 
     @property
-    def named(self) -> list[int]:
-        """The first records that are named."""
-        return list(self._named)
+    def are_named(self) -> bool:
+        """Whether any of them names its message."""
+        return bool(self._named or len(self._before))
+
+    def name(self, offsets: Int64s) -> NDArray[np.bool_]:
+        """Which of the records at these places are the first of a message that a copy names."""
+        is_named: NDArray[np.bool_] = np.isin(offsets, list(self._named))
+        return is_named | self._before.are_done(offsets, offsets)
 
     def take(
         self, message: StoredMessage, *, may_have_rolled: bool, cancelled_at: int = LONG_MAX
@@ -111,8 +118,8 @@ class Copies:
 
         What was to roll has gone round again or, when the wheel was late, been delivered.
         """
-        offset = message.commit_log_offset
-        if self._named.get(first_offset(message), -1) > offset:
+        offset, first = message.commit_log_offset, first_offset(message)
+        if self._named.get(first, -1) > offset or self._before.is_done(offset, first):
             return True
         if not self._places:
             return False

@@ -53,6 +53,11 @@ class Cancelled:
         is_it: NDArray[np.bool_] = self.recalled_at < LONG_MAX
         return is_it
 
+    def rows(self, chosen: NDArray[np.bool_]) -> "Cancelled":
+        """The same of some of the rows."""
+        by_topic_and_key, recalled_at = self.by_topic_and_key[chosen], self.recalled_at[chosen]
+        return Cancelled(self.by_key[chosen], by_topic_and_key, recalled_at)
+
     def for_broker(self, topic_in_delete_key: bool | None) -> NDArray[np.bool_]:
         """What a broker with that setting does not deliver; None: what somebody recalled."""
         if topic_in_delete_key is None:

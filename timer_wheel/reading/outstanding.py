@@ -30,7 +30,7 @@ from message_store.format.properties import TIMER_ROLL_LABEL
 from message_store.reading.commit_log import NO_TIME, first_store_times, read_store_times
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.recovered_end import recovered_end
-from message_store.redelivery.lineage import Names
+from message_store.redelivery.lineage import NO_NAMES, Names
 from timer_wheel.format.checkpoint import LastFlush, TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
@@ -76,21 +76,24 @@ def read_log_since(
     """
     start = scan_start(queue, commit_log, since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
-    log_end = recovered_end(root, commit_log)
     copies = []
     newest_ms = NO_TIME
     not_in_queue = []
-    first, names = min(start, tail), None
+    first, names = min(start, tail), NO_NAMES
     if names_from < first:
         begin = max(names_from, commit_log.min_offset)
-        names = Names.read(commit_log, begin, min(first, log_end), known_end=first)
+        names = Names.read(commit_log, begin, first, known_end=first)
     for message, size_bytes in records_from(commit_log, first):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
         if is_roll(message) and offset >= tail:
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
-        if is_copy(message) and (is_roll(message) or offset < log_end):
+        if is_copy(message):
             copies.append(message)
+    if copies or len(names):  # what lies behind the end counts only where it waits itself
+        log_end = recovered_end(root, commit_log)
+        copies = [each for each in copies if is_roll(each) or each.commit_log_offset < log_end]
+        names = names.before(log_end)
     return LogSince(Copies(copies, names), newest_ms, *to_be_placed(not_in_queue))
 
 
@@ -100,9 +103,10 @@ def still_to_do(
     commit_log: SegmentReader,
     since: LogSince,
     recalled_at: Int64Array,
+    hand_ms: int = 0,
 ) -> tuple[PendingTimers, int]:
-    """The rows that are not done yet (placed from the queue, delivered or rolled); and how
-    many were.
+    """The rows that are not done yet (placed from the queue, delivered or rolled); and how many
+    were, that a broker repeats whose hand is there.
 
     ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
     was done before the checkpoint is not, and in the log alone. ``recalled_at`` says where in the
@@ -110,11 +114,11 @@ def still_to_do(
     ``since``.
     """
     is_done = (timers.position < 0) & _are_placed(timers, units)
+    is_done |= since.copies.name(timers.commit_log_offset)
     # What has no unit, or has lost it, may have rolled as well, and that long before its time.
     may_have_rolled = timers.is_roll | (timers.position < 0)
     may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
-    may_be |= np.isin(timers.commit_log_offset, since.copies.named)
-    if since.copies.have_rolled or since.copies.named:
+    if since.copies.have_rolled or since.copies.are_named:
         may_be |= may_have_rolled
     rows = np.flatnonzero(may_be & ~is_done) if since.copies else np.empty(0, np.int64)
     rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
@@ -126,7 +130,8 @@ def still_to_do(
             is_done[row] = since.copies.take(
                 message, may_have_rolled=rolls, cancelled_at=int(recalled_at[row])
             )
-    return timers.rows(~is_done), int(is_done.sum())
+    is_counted = is_done & ((timers.position < 0) | (timers.slot_time_ms >= hand_ms))
+    return timers.rows(~is_done), int(is_counted.sum())
 
 
 def _are_placed(timers: PendingTimers, units: TimerUnits) -> NDArray[np.bool_]:
@@ -209,7 +214,7 @@ def outstanding(
     that down. Without a checkpoint, with which a broker places and delivers everything again, the
     queue is read behind the last unit, and the log tells what was done.
     """
-    after_crash, hand_ms = flush is not None, 0 if flush is None else flush.hand_ms
+    after_crash, hand_ms = flush is not None, checkpoint.last_read_time_ms
     timeline = read_timeline(root)
     resume = first_unread = resume_queue_offset(root, commit_log, units, checkpoint)
     if len(units) and checkpoint == TimerCheckpoint():
@@ -248,7 +253,7 @@ def outstanding(
         timers = _without_rolled(timers, commit_log)
     if since is not None:
         recalled_at = cancelled_of(timers).recalled_at
-        timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at)
+        timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at, hand_ms)
     return Outstanding(
         timers, timeline, resume, blocking, done_count, expired_count, again_count, astray_count
     )

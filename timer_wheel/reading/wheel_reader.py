@@ -36,9 +36,10 @@ from timer_wheel.format.wheel_math import (
     Int64Array,
     effective_read_time_ms,
 )
-from timer_wheel.reading.delete_markers import Cancelled, cancelled
+from timer_wheel.reading.delete_markers import cancelled
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.outstanding import outstanding
-from timer_wheel.reading.pending_timers import PendingTimers, pending_records
+from timer_wheel.reading.pending_timers import PendingTimers
 from timer_wheel.reading.precision import precision_of_slots, precision_of_units
 from timer_wheel.reading.state import WheelState
 
@@ -224,9 +225,12 @@ def read_wheel_store(
         found = passed.rows(passed.commit_log_offset >= commit_log.min_offset).followed_by(placed)
         of = partial(cancelled, commit_log=commit_log, now_ms=from_ms, precision_ms=precision_ms)
         left = outstanding(root, commit_log, units, found, checkpoint, of, flush=crash)
-        timers, passed = _split_at_hand(left.timers, read_time_ms)
-        unreachable_count = _undone_count(passed, of(passed), topic_in_delete_key, commit_log)
-        recalled = of(timers)
+        is_passed = (left.timers.position >= 0) & (left.timers.slot_time_ms < read_time_ms)
+        recalled = of(left.timers)
+        is_over = recalled.for_broker(topic_in_delete_key) | left.timers.is_marker
+        is_over |= recalled.recalled & (from_ms == 0)
+        unreachable_count = _deliverable_count(root, left.timers.rows(is_passed & ~is_over))
+        timers, recalled = left.timers.rows(~is_passed), recalled.rows(~is_passed)
     is_told = not after_crash and hand_ms > 0  # else units of what is done may be unlinked
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
@@ -258,21 +262,10 @@ def _first_applied(wheel: WheelSlots, checkpoint: TimerCheckpoint, file_bytes: i
     return max(0, (wheel.log_position or checkpoint.flush_position) - file_bytes)
 
 
-def _split_at_hand(timers: PendingTimers, read_time_ms: int) -> tuple[PendingTimers, PendingTimers]:
-    """What the hand will find, or is to be placed, and what it has passed."""
-    is_passed = (timers.position >= 0) & (timers.slot_time_ms < read_time_ms)
-    return timers.rows(~is_passed), timers.rows(is_passed)
-
-
-def _undone_count(
-    passed: PendingTimers,
-    recalled: Cancelled,
-    topic_in_delete_key: bool | None,
-    commit_log: SegmentReader,
-) -> int:
-    """How many of these a broker would deliver if its hand came there."""
-    left = passed.rows(~(recalled.for_broker(topic_in_delete_key) | passed.is_marker))
-    return sum(each is not None for each in pending_records(commit_log, left))
+def _deliverable_count(root: StoreRoot, undone: PendingTimers) -> int:
+    """How many of these it is not noted of that nobody can deliver them."""
+    lost = [each.commit_log_offset for each in LostMessages(root).all()]
+    return int((~np.isin(undone.commit_log_offset, lost)).sum())
 
 
 def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) -> int:

@@ -36,6 +36,7 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import FLAG_DELETE, TIMER_UNIT
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.reference.files import (
@@ -50,7 +51,6 @@ from timer_wheel.reference.files import (
 from timer_wheel.reference.protocol import StoreFiles, TimerConfig
 from timer_wheel.timer_message_store import AbstractStateService, TimerMessageStore
 from timer_wheel.timers.intake import TimerIntake
-from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import Target
 from timer_wheel.timers.store import TimerStore
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings

@@ -17,8 +17,8 @@ from message_store.intake.rescheduling import finish_rescheduling, receipt_for
 from message_store.interface.delay_store import BatchReceipt, Due, Finding, Receipt
 from message_store.redelivery import lineage
 from message_store.writing.store import LiveStore
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.timers.intake import TimerIntake
-from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import Target
 
 

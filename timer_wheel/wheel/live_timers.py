@@ -34,7 +34,7 @@ from timer_wheel.format.wheel_math import (
     needs_roll,
     roll_slot_ms,
 )
-from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, read_facts
 from timer_wheel.timers.unit_kernels import (
     FLAGS,

@@ -40,10 +40,10 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import overdue_out_ms
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS
 from timer_wheel.reading.copies import Copies
+from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.intake import TimerIntake
-from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.recall import RecallMarks, Target
 from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.timers.store import TimerStore
