@@ -94,8 +94,8 @@ class LevelBacklog:
     """Every pending message, sorted by its place in the log, and the account of the rest.
 
     The arrays have one element a pending message. ``bytes_scanned`` is how much of the log was
-    walked through, ``log_end`` where its last whole record ends. ``damaged_places`` are log offsets
-    behind which no record began.
+    walked through, ``log_end`` where its last whole record ends, ``recovered_end`` where recovery
+    would let it end. ``damaged_places`` are log offsets behind which no record began.
     """
 
     commit_log_offset: Int64Array
@@ -112,6 +112,7 @@ class LevelBacklog:
     bytes_scanned: int
     damaged_places: tuple[int, ...] = ()
     queue_misfits: tuple[Path, ...] = ()
+    recovered_end: int = LONG_MAX
 
     def __len__(self) -> int:
         return len(self.commit_log_offset)
@@ -147,8 +148,7 @@ def read_backlog(
     store.require_log()
     if not store.was_stopped_cleanly and not after_crash:
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
-    mark = read_mark(root, FLUSHED_NAME)
-    offsets = _offsets(store, mark, offsets_choice, commit_log_file_bytes).at_least(at_least)
+    offsets, mark = _offsets(store, offsets_choice, at_least, commit_log_file_bytes)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     with open_log(store, commit_log_file_bytes) as log:
         whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
@@ -179,27 +179,32 @@ def read_backlog(
             newest_store_ms=tail.newest_ms,
             bytes_scanned=bytes_scanned,
             damaged_places=tail.notes.damaged_places,
-            queue_misfits=tuple(misfit.path for queue in queues for misfit in queue.misfits),
+            queue_misfits=tuple(each.path for queue in queues for each in queue.misfits),
+            recovered_end=recovered_end(store, log),
         )
 
 
 def _offsets(
     store: StoreRoot,
-    mark: DeliveryMark | None,
     choice: OffsetsChoice | str,
+    at_least: Mapping[int, int],
     commit_log_file_bytes: int | None,
-) -> DelayOffsets:
-    """The offsets of the chosen file. After a loss of power they may be ahead of the log, which the
-    latest mark tells: then those of the last flush count, as for an engine.
+) -> tuple[DelayOffsets, DeliveryMark | None]:
+    """The offsets of the chosen file, and the mark of the last flush. After a loss of power they may
+    be ahead of the log, which the latest mark tells: then those of the last flush count, as for an
+    engine.
     """
-    offsets, latest = read_delay_offsets(store.path, choice), read_mark(store.path, LATEST_NAME)
+    mark, latest = read_mark(store.path, FLUSHED_NAME), read_mark(store.path, LATEST_NAME)
+    offsets = read_delay_offsets(store.path, choice)
     table = read_small_file(store.config_file(FILE_NAME))
     is_of_ours = latest is not None and checksum(table) in latest.tables
     if choice != OffsetsChoice.AUTO or latest is None or mark is None or not is_of_ours:
-        return offsets
+        return offsets.at_least(at_least), mark
     with open_log(store, commit_log_file_bytes) as log:
         is_of_a_lost_log = latest.log_end > recovered_end(store, log)
-    return attrs.evolve(offsets, offsets=mark.offsets) if is_of_a_lost_log else offsets
+    if is_of_a_lost_log:
+        offsets = attrs.evolve(offsets, offsets=mark.offsets)
+    return offsets.at_least(at_least), mark
 
 
 def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:

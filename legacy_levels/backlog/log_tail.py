@@ -12,15 +12,11 @@ from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import ExpectedUnits, LogNotes, take_notes
 from message_store.files.array_room import new_array
 from message_store.files.segments import SegmentReader
-from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
-from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.queue_unit import QUEUE_UNIT
-from message_store.reading.commit_log import (
-    first_store_times,
-)
 from message_store.reading.consume_queue import UnitArray, is_filled
 from message_store.reading.indexed_end import IndexedEnd, find_indexed_end
+from message_store.reading.recovered_end import on_disk_until
 
 _NEWEST_ENTRIES = 1_024
 
@@ -44,24 +40,16 @@ def start_of_tail(
     indexed: IndexedEnd,
     *,
     damaged_levels: set[int],
-    is_clean: bool,
-    checkpoint_ms: int,
+    on_disk: int,
 ) -> int:
     """Where records may begin that the level queues do not know.
 
-    After a clean stop that is the end of what any queue knows, because a broker fills all queues in
-    one go. After a crash each level's queue is believed only up to its own end, but nothing stored
-    before the checkpoint needs a look: the queues were on disk then. A damaged queue is believed up
-    to the damage only.
+    After a clean stop that is the end of what any queue knows, because all queues are filled in one
+    go. After a crash any queue may lack what was stored from ``on_disk`` on, and that of a level
+    may not be there at all. A damaged queue is believed up to the damage only.
     """
-    ends = [end for level, end in level_ends.items() if end and level not in damaged_levels]
-    start = indexed.log_offset
-    if not is_clean:
-        before = [begin for begin, stored in first_store_times(log) if stored <= checkpoint_ms]
-        safe = max([log.min_offset, *before])
-        start = min(start, max(safe, min(ends, default=log.min_offset)))
     damaged_ends = [level_ends[level] for level in damaged_levels]
-    return max(min([start, *damaged_ends]), log.min_offset)
+    return max(min([indexed.log_offset, on_disk, *damaged_ends]), log.min_offset)
 
 
 def not_in_their_queue(notes: LogNotes, level_ends: dict[int, int]) -> LogNotes:
@@ -103,15 +91,12 @@ def read_tail(
     """
     indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
     level_ends = indexed_ends(queues, log)
-    content = read_small_file(store.checkpoint)
-    checkpoint = StoreCheckpoint() if content is None else StoreCheckpoint.decode(content)
     start = start_of_tail(
         log,
         level_ends,
         indexed,
         damaged_levels={queue.level for queue in queues if queue.is_damaged},
-        is_clean=store.was_stopped_cleanly,
-        checkpoint_ms=checkpoint.recover_from_ms,
+        on_disk=on_disk_until(store, log),
     )
     damaged: frozenset[int] = frozenset()
     if whole_log:

@@ -24,10 +24,9 @@ from message_store.reading.commit_log import (
 )
 
 
-def recovered_end(root: StoreRoot, log: SegmentReader) -> int:
-    """The commit log offset where recovery would end the log; ``LONG_MAX`` of a store that was
-    stopped cleanly. Behind it may be whole records. Raises SourceError.
-    RocketMQ: CommitLog#recoverAbnormally (4.9.7).
+def on_disk_until(root: StoreRoot, log: SegmentReader) -> int:
+    """The commit log offset before which log and queues were on the disk, as ``recovery_start`` has
+    it; ``LONG_MAX`` of a store that was stopped cleanly. Raises SourceError.
     """
     if root.was_stopped_cleanly:
         return LONG_MAX
@@ -37,7 +36,17 @@ def recovered_end(root: StoreRoot, log: SegmentReader) -> int:
         return bool(read_store_times(log, np.array([offset], np.int64))[0] != NO_TIME)
 
     begun = first_store_times(log)
-    start = recovery_start(checkpoint, begun, is_record, log.min_offset, log.file_bytes)
+    return recovery_start(checkpoint, begun, is_record, log.min_offset, log.file_bytes)
+
+
+def recovered_end(root: StoreRoot, log: SegmentReader) -> int:
+    """The commit log offset where recovery would end the log; ``LONG_MAX`` of a store that was
+    stopped cleanly. Behind it may be whole records. Raises SourceError.
+    RocketMQ: CommitLog#recoverAbnormally (4.9.7).
+    """
+    start = on_disk_until(root, log)
+    if start == LONG_MAX:
+        return LONG_MAX
     found = find_log_end(log, from_offset=start)
     return min(found.damaged_places, default=found.log_end)
 

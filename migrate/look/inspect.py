@@ -328,6 +328,13 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
     if beyond := _beyond_log(backlog):
         messages = counted(beyond, "pending message lies", "pending messages lie")
         yield f"{messages} beyond the end of the log, where nothing can be read"
+    ends = backlog.commit_log_offset + backlog.size_bytes
+    if cut := int(np.count_nonzero(ends > backlog.recovered_end)) - beyond:
+        messages = counted(cut, "pending message lies", "pending messages lie")
+        yield (
+            f"{messages} behind offset {backlog.recovered_end}, where a broker that starts ends the"
+            " log: it loses them"
+        )
     for name, (singular, plural, what) in _COUNT_SENTENCES.items():
         if count := backlog.total(name):
             yield f"{counted(count, singular, plural)} {what}"

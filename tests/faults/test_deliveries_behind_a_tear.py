@@ -17,6 +17,7 @@ from message_store import AfterMs, DelayStore, ManualClock, Message
 from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.recovered_end import recovered_end
 from tests.faults.engines import OPEN, SMALL, abandon
 from timer_wheel import WheelStore
@@ -250,3 +251,25 @@ def test_levels_begin_at_the_last_flush_where_their_offsets_are_ahead(tmp_path: 
         shutil.rmtree(path / name)
         (tmp_path / name).rename(path / name)
     assert listed(path, clock) == {"K", "LATER"}
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["no queue", "zeros"])
+def test_a_level_whose_queue_the_crash_left_empty_lacks_nothing(
+    tmp_path: Path, is_there: bool
+) -> None:
+    """Its messages lie before those that other levels have in their queues."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["levels"](path, clock)
+    put(store, "FIRST", 3_600_000)
+    store.flush()
+    put(store, "K", 5_000)
+    put(store, "LAST", 3_600_000)
+    abandon(store)
+    queue = path / "consumequeue" / LEVEL_TOPIC / "1"
+    shutil.rmtree(queue)
+    if is_there:
+        queue.mkdir()
+        (queue / f"{0:020}").write_bytes(bytes(SMALL.queue_file_bytes))
+    assert listed(path, clock) == {"FIRST", "K", "LAST"}
+    with OPEN["levels"](path, clock) as again:
+        assert {each.unique_key for each in again.pending()} == {"FIRST", "K", "LAST"}

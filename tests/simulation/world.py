@@ -463,7 +463,7 @@ class World:
         told = sum(map(_counted_as_lost, found.problems))
         if any(part in each for each in found.problems for part in _TELLS_OF_A_TEAR):
             return  # which an opening cuts off, and a reader rescues what it can of it
-        if found.pending is None or found.pending + told != waiting:
+        if found.pending is None or not found.pending <= waiting <= found.pending + told:
             self.require([f"inspect counts {found.pending} and {told}, an opening {waiting}"])
 
     def look_as_a_broker(self, *, is_power_cut: bool = False, was_open: bool = True) -> None:
@@ -508,9 +508,12 @@ class World:
     def _was_left_behind(self, life: Life) -> bool:
         """Whether it got its place on the wheel in time, with a listing or an advance, and nobody
         advanced the wheel for so long that a broker which starts now reads no slot as far back.
+        What rolls lies within a window.
         """
         first_read_ms = effective_read_time_ms(0, self.clock.now_ms(), self.owner.slot_ms)
-        return life.scheduled_ms <= self._placed_ms and life.late_ms < first_read_ms
+        window_ms = self.owner.window_slots * self.owner.slot_ms
+        in_slot_ms = min(life.late_ms, self._placed_ms + window_ms)
+        return life.scheduled_ms <= self._placed_ms and in_slot_ms < first_read_ms
 
     def _has_never_been_near(self, life: Life) -> bool:
         """Whether no hand that may be on the disk is behind it, and it has not rolled."""
@@ -588,6 +591,7 @@ class World:
 
 
 _TELLS_OF_A_TEAR = (
+    "ends the log",
     "no record begins at",
     "beyond the end of the log",
     "cannot be read",
