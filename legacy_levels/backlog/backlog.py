@@ -190,9 +190,9 @@ def _offsets(
     at_least: Mapping[int, int],
     commit_log_file_bytes: int | None,
 ) -> tuple[DelayOffsets, DeliveryMark | None]:
-    """The offsets of the chosen file, and the mark of the last flush. After a loss of power they may
-    be ahead of the log, which the latest mark tells: then those of the last flush count, as for an
-    engine.
+    """The offsets of the chosen file, and the mark of the last flush. After a loss of power they
+    may be ahead of the log, which the latest mark tells: then those of the last flush count, as for
+    an engine.
     """
     mark, latest = read_mark(store.path, FLUSHED_NAME), read_mark(store.path, LATEST_NAME)
     offsets = read_delay_offsets(store.path, choice)

@@ -87,6 +87,8 @@ def _lose_a_queue(world: World, damage: Damage) -> tuple[Path, Path] | None:
     """
     queue, aside = world.root / "consumequeue" / TIMER_TOPIC, world.folder / "lost-queue"
     rng = random.Random(f"{damage.name} {damage.place}")
+    if (world.root / "abort").exists():  # nobody would know then that the log goes on
+        return None
     if not damage.name.startswith("commitlog") or rng.random() < 0.6 or not queue.is_dir():
         return None
     world.say(f"{TIMER_TOPIC} is lost too")
