@@ -20,7 +20,7 @@ from message_store.life.trace import record_at
 from message_store.reading.commit_log import NO_TIME, LogWalk, read_store_times
 from message_store.reading.consume_queue import QueueEntries, UnitArray, is_filled, read_queue
 from message_store.reading.recovered_end import recovered_end
-from message_store.redelivery.lineage import NAME_ROWS, Names
+from message_store.redelivery.lineage import NAME_ROWS, PLACE, Names
 from time_index.layouts import Units
 from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
 
@@ -44,7 +44,7 @@ def pending_in_time_index(root: StoreRoot) -> Units:
     """
     if not has_time_index(root):
         return Units.none()
-    queue = read_queue(root.consume_queue(TIME_INDEX_TOPIC, 0))
+    queue, cancels = (read_queue(root.consume_queue(TIME_INDEX_TOPIC, each)) for each in range(2))
     messages, named = [np.empty((FOUND_ROWS, 0), np.int64)], [np.empty((NAME_ROWS, 0), np.int64)]
     walked = np.zeros(WALKED, np.int64)
 
@@ -57,8 +57,10 @@ def pending_in_time_index(root: StoreRoot) -> Units:
     with open_log(root) as log:
         LogWalk(log, known_end=queue.indexed_end).run(_first_record(queue, log), visit)
         found, rows = np.concatenate(messages, axis=1), np.concatenate(named, axis=1)
-        names = Names(*rows[:, rows[0] < recovered_end(root, log)])
-        found = found[:, found[DUE] >= 0]
+        # Behind the end that recovery leaves, a delivery tells of nothing; a cancel does.
+        counts = rows[PLACE] < recovered_end(root, log)
+        counts |= np.isin(rows[PLACE], cancels.units["commit_log_offset"])
+        names, found = Names(*rows[:, counts]), found[:, found[DUE] >= 0]
         unread = _unread(queue, log, found)
     units = Units(
         np.concatenate([found[DUE], np.full(len(unread), UNREAD_MS)]),

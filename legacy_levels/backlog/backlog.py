@@ -166,8 +166,8 @@ def read_backlog(
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
         entries, earliest_ms = repair_due_times(log, entries, table)
-        names_from = _names_from(store, mark, offsets, entries)
-        delivered, bytes_scanned = _delivered(store, log, entries, earliest_ms, tail, names_from)
+        ends = _names_from(store, mark, offsets, entries), recovered_end(store, log)
+        delivered, bytes_scanned = _delivered(log, entries, earliest_ms, tail, *ends)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
             **{name: getattr(pending, name) for name in _COLUMNS},
@@ -180,7 +180,7 @@ def read_backlog(
             bytes_scanned=bytes_scanned,
             damaged_places=tail.notes.damaged_places,
             queue_misfits=tuple(each.path for queue in queues for each in queue.misfits),
-            recovered_end=recovered_end(store, log),
+            recovered_end=ends[1],
         )
 
 
@@ -280,17 +280,16 @@ def _names_from(
 
 
 def _delivered(
-    store: StoreRoot,
     log: SegmentReader,
     entries: Entries,
     earliest_ms: Int64Array,
     tail: LogTail,
     names_from: int,
+    log_end: int,
 ) -> tuple[BoolArray, int]:
     """Which entries were delivered or rescheduled, by copies and by names, and how many bytes of
-    the log the search for copies has read. What lies behind a tear counts for nothing.
+    the log the search for copies has read. What lies behind ``log_end`` counts for nothing.
     """
-    log_end = recovered_end(store, log)
     delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail, log_end)
     names = Names.read(log, names_from, min(tail.start, log_end), known_end=tail.start)
     for rows in row_blocks(len(entries) if len(names) else 0):

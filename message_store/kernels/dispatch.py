@@ -20,6 +20,7 @@ from message_store.kernels.log import (
     ROWS_AHEAD,
     TOPIC_AT,
     TOPIC_BYTES,
+    head_at,
     record_at,
     store_time_at,
 )
@@ -99,6 +100,33 @@ def _lost_a_sector(file: int, start: int, end: int) -> bool:
     return False
 
 
+@inline_kernel
+def _is_torn(file: int, place: int, found: Any, parts: int) -> bool:
+    """Whether the record at a byte of a file lost a sector; its parts begin at ``found[parts]``."""
+    topic = place + found[parts + TOPIC_AT]
+    end = place + load_i32(file + place + AT_SIZE)
+    if not found[parts + PROPERTIES_BYTES]:  # then zeros, that there are none, end the record
+        end = topic + found[parts + TOPIC_BYTES]
+    return bool(_lost_a_sector(file, topic, end))
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64[::1])")
+def find_torn(buffer: int, length: int, base: int, file_start: int, synced: int, found: Any) -> int:
+    """The place of the first record of whole ones, which lie in a buffer from ``base`` on, that
+    ``walk_file`` stops at though its body is whole; -1 for none. ``found`` has room for its parts.
+    """
+    place = 0
+    while place < length:
+        room = length - place
+        if head_at(buffer + place, room, room, base + place, found.ctypes.data) != RECORD:
+            return -1
+        file = buffer - (base - file_start)
+        if base + place > synced and _is_torn(file, base - file_start + place, found, 0):
+            return place
+        place += load_i32(buffer + place + AT_SIZE)
+    return -1
+
+
 @kernel("int64(int64, int64, int64, int64, int64, int64[::1])")
 def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, found: Any) -> int:
     """Walk the whole records of a file from byte ``place`` on; returns how many.
@@ -114,16 +142,11 @@ def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, f
         why = record_at(record, room, room, start + place, found.ctypes.data + 8 * 3)
         if why != RECORD:
             break
-        size = load_i32(record + AT_SIZE)
-        topic = place + found[3 + TOPIC_AT]
-        end = place + size
-        if not found[3 + PROPERTIES_BYTES]:  # then zeros, that there are none, end the record
-            end = topic + found[3 + TOPIC_BYTES]
-        if start + place > synced and _lost_a_sector(file, topic, end):
+        if start + place > synced and _is_torn(file, place, found, 3):
             why = NO_RECORD
             break
         found[2] = place
-        place += size
+        place += load_i32(record + AT_SIZE)
         count += 1
     found[0], found[1] = place, why
     return count

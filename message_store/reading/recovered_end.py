@@ -16,39 +16,81 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.record_layout import BLANK_RECORD
+from message_store.kernels.dispatch import find_torn
+from message_store.kernels.log import NO_RECORD, PARTS, WALKED, walk_window
 from message_store.reading.commit_log import (
     NO_TIME,
-    find_log_end,
+    LogWalk,
     first_store_times,
     read_store_times,
 )
+from message_store.reading.indexed_end import find_indexed_end
 
 
 def on_disk_until(root: StoreRoot, log: SegmentReader) -> int:
     """The commit log offset before which log and queues were on the disk, as ``recovery_start`` has
     it; ``LONG_MAX`` of a store that was stopped cleanly. Raises SourceError.
     """
-    if root.was_stopped_cleanly:
-        return LONG_MAX
-    checkpoint = StoreCheckpoint.decode(read_small_file(root.checkpoint) or b"")
-
-    def is_record(offset: int) -> bool:
-        return bool(read_store_times(log, np.array([offset], np.int64))[0] != NO_TIME)
-
-    begun = first_store_times(log)
-    return recovery_start(checkpoint, begun, is_record, log.min_offset, log.file_bytes)
+    return LONG_MAX if root.was_stopped_cleanly else _start(_checkpoint(root)[0], log)
 
 
 def recovered_end(root: StoreRoot, log: SegmentReader) -> int:
     """The commit log offset where recovery would end the log; ``LONG_MAX`` of a store that was
     stopped cleanly. Behind it may be whole records. Raises SourceError.
+
+    Records that were not synced end it also where they lost a sector that no checksum covers. In a
+    DLedger log the heads of entries alone say where it ends.
     RocketMQ: CommitLog#recoverAbnormally (4.9.7).
     """
-    start = on_disk_until(root, log)
-    if start == LONG_MAX:
+    if root.was_stopped_cleanly:
         return LONG_MAX
-    found = find_log_end(log, from_offset=start)
-    return min(found.damaged_places, default=found.log_end)
+    checkpoint, nothing_was_synced = _checkpoint(root)
+    start, offset = _start(checkpoint, log), checkpoint.queue_commit_log_offset
+    synced = -1 if offset == 0 or nothing_was_synced else offset
+    walk, file_bytes = LogWalk(log, known_end=start), log.file_bytes
+    walked, parts = np.zeros(WALKED, np.int64), np.zeros(PARTS, np.int64)
+
+    def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+        walk_window(address, length, base, room, walked)
+        place, why, file_start = int(walked[1]), int(walked[2]), base - base % file_bytes
+        if base >= log.entries_from:
+            return place, why
+        torn = find_torn(address, place, base, file_start, synced, parts)
+        return (place, why) if torn < 0 else (torn, NO_RECORD)
+
+    end = walk.run(start, visit)
+    if end > log.entries_from:
+        return end
+    last_synced = None if synced < 0 and not nothing_was_synced else synced
+    places = [each for each in walk.damaged_places if not _was_lost(root, log, each, last_synced)]
+    return min(places, default=end)
+
+
+def _was_lost(root: StoreRoot, log: SegmentReader, place: int, last_synced: int | None) -> bool:
+    """Whether a file that holds nothing begins here which was on the disk: recovery steps over it.
+    Brokers before 5.5 do not note what was; the newest record that a queue leads to tells.
+    """
+    if place % log.file_bytes or any(log.read_at(place, BLANK_RECORD.size)):
+        return False
+    if last_synced is None:
+        last_synced = find_indexed_end(root.path, log).log_offset
+    return place < last_synced
+
+
+def _checkpoint(root: StoreRoot) -> tuple[StoreCheckpoint, bool]:
+    """The checkpoint, and whether it says that nothing was ever synced."""
+    content = read_small_file(root.checkpoint)
+    checkpoint = StoreCheckpoint.decode(content or b"")
+    return checkpoint, content is not None and checkpoint.commit_log_timestamp_ms == 0
+
+
+def _start(checkpoint: StoreCheckpoint, log: SegmentReader) -> int:
+    def is_record(offset: int) -> bool:
+        return bool(read_store_times(log, np.array([offset], np.int64))[0] != NO_TIME)
+
+    begun = first_store_times(log)
+    return recovery_start(checkpoint, begun, is_record, log.min_offset, log.file_bytes)
 
 
 def recovery_start(

@@ -16,6 +16,7 @@ from legacy_levels.backlog.backlog import read_backlog
 from message_store import AfterMs, DelayStore, ManualClock, Message
 from message_store.files.log_row import open_log
 from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.recovered_end import recovered_end
@@ -273,3 +274,63 @@ def test_a_level_whose_queue_the_crash_left_empty_lacks_nothing(
     assert listed(path, clock) == {"FIRST", "K", "LAST"}
     with OPEN["levels"](path, clock) as again:
         assert {each.unique_key for each in again.pending()} == {"FIRST", "K", "LAST"}
+
+
+@pytest.mark.parametrize("engine", OPEN)
+def test_a_record_that_lost_a_sector_is_a_tear_as_well(tmp_path: Path, engine: str) -> None:
+    """No checksum covers topic and properties: zeros there tell that the power took a sector."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN[engine](path, clock)
+    put(store, "K", 5_000)
+    store.flush()
+    wide = Message("orders", b"x", unique_key="F", properties={"a": "y" * 3_000})
+    place = store.schedule(wide, AfterMs(3_600_000)).commit_log_offset
+    clock.tick(10_000)
+    assert len(store.advance(clock.now_ms())) == 1
+    put(store, "LAST", 3_600_000)
+    abandon(store)
+    with (path / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek((place // 512 + 3) * 512)
+        file.write(bytes(512))
+    root = StoreRoot(path)
+    with open_log(root) as log:
+        assert recovered_end(root, log) == place
+    if engine != "wheel":  # a broker's hand has passed K there
+        assert "K" in listed(path, clock)
+    store = OPEN[engine](path, clock)
+    assert [each.unique_key for each in store.pending()] == ["K"]
+    abandon(store)
+
+
+def test_a_lost_file_before_what_was_synced_is_no_end(tmp_path: Path) -> None:
+    """Brokers before 5.5 do not note what was; their queues tell."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["levels"](path, clock)
+    for number in range(60):
+        put(store, f"F{number}", 3_600_000, FILLER)
+    abandon(store)
+    log = path / "commitlog"
+    assert len(list(log.iterdir())) == 3
+    (log / f"{64 << 10:020}").write_bytes(bytes(64 << 10))
+    checkpoint = path / "checkpoint"
+    checkpoint.write_bytes(StoreCheckpoint(START_MS, START_MS).encode())
+    root = StoreRoot(path)
+    with open_log(root) as reader:
+        assert recovered_end(root, reader) > 128 << 10
+
+
+def test_an_index_that_is_ahead_of_the_log_tells_nothing(tmp_path: Path) -> None:
+    """It is written without waiting for the log's sync where much was stored since."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN["hierarchy"](path, clock)
+    put(store, "K", 5_000)
+    put(store, "LATER", 3_600_000)
+    store.flush()
+    shutil.copytree(path / "commitlog", tmp_path / "commitlog")
+    clock.tick(10_000)
+    assert len(store.advance(clock.now_ms())) == 1
+    store.close()
+    shutil.rmtree(path / "commitlog")
+    (tmp_path / "commitlog").rename(path / "commitlog")
+    (path / "abort").touch()
+    assert listed(path, clock, 3) == {"K", "LATER"}  # what was synced is missing, which it says

@@ -20,6 +20,7 @@ from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Layout
 from message_store.reading.consume_queue import read_queue
+from message_store.reading.recovered_end import recovered_end
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
@@ -112,7 +113,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     its index was written. Raises SourceError and FormatError, also for a message that stands in the
     index twice: a damaged manifest leads to blocks of two times.
     """
-    content, active = read_index(root), read_active(root)
+    content, active = _believed(root, read_index(root)), read_active(root)
     again = np.diff(content.waiting["queue_offset"]) == 0
     if again.any():
         queue_offset = int(content.waiting["queue_offset"][1:][again][0])
@@ -163,6 +164,17 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         timeline=None,
         astray_count=astray_count,
     )
+
+
+def _believed(root: StoreRoot, content: IndexContent) -> IndexContent:
+    """The index, or an empty one where it is ahead of what recovery leaves of the log: an engine
+    rebuilds it from log and queue.
+    """
+    with open_log(root) as commit_log:
+        if content.state is None or content.state.log_end <= recovered_end(root, commit_log):
+            return content
+    none = {each.name: getattr(content, each.name)[:0] for each in attrs.fields(IndexContent)[1:]}
+    return IndexContent(state=None, **none)
 
 
 def _cancelled(timers: PendingTimers, commit_log: SegmentReader) -> Cancelled:
