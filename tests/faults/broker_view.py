@@ -39,8 +39,9 @@ def look_as_a_broker(
     recovers_queues: bool = False,
 ) -> BrokerView:
     """A broker with slots of a second, or of so many milliseconds, that starts now. A loss of power
-    may have torn the records in the log from ``torn_from`` on. One that ``recovers_queues`` makes
-    entries that are missing from the log; of what was delivered just before it tells nothing then.
+    may have torn the records in the log from ``torn_from`` on, and units. One that
+    ``recovers_queues`` makes entries that are missing from the log; of what was delivered just
+    before it tells nothing then.
     """
     root = StoreRoot(Path(path))
     state = read_wheel_store(
@@ -50,7 +51,9 @@ def look_as_a_broker(
         snapshots_on=snapshots_on,
         after_crash=recovers_queues,
     )
-    wrong = [f"shared: {each}" for each in state.shared_positions.tolist()]
+    # A unit that lost its link leads to position 0: whoever lost power opens its store first.
+    shared = state.shared_positions.tolist() if torn_from == LONG_MAX else []
+    wrong = [f"shared: {each}" for each in shared]
     # A broker checks the lengths and the body of a record, not its properties. Torn there alone, a
     # record of its own stops it too (RocketMQ: CommitLog#checkMessageAndReturnSize); nobody was
     # told that such a record is durable, and none behind it.

@@ -592,6 +592,7 @@ class World:
 
 _TELLS_OF_A_TEAR = (
     "ends the log",
+    "would be delivered as duplicates",
     "no record begins at",
     "beyond the end of the log",
     "cannot be read",
