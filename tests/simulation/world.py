@@ -446,6 +446,8 @@ class World:
         """Whoever looks at a store that a process was killed with counts what an opening finds."""
         if self.account.is_repeating or self.account.others or not self.tells_readers:
             return
+        if self.owner.leeway.works_like_a_broker:  # which repeats what a reader leaves out
+            return
         copy, clock = self.folder / "beside", ManualClock(self.clock.now_ms())
         shutil.rmtree(copy, ignore_errors=True)
         if not self.root.exists() or not engines_in(StoreRoot(self.root)):

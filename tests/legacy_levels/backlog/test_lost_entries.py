@@ -5,6 +5,7 @@ delivered.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -346,7 +347,10 @@ def test_whatever_is_lost_nothing_is_found_twice_and_nothing_delivered(
         backlog = read(store, after_crash=True, level_table=DelayLevels.parse())
         taken = [item for item in found(store, backlog) if item is not None]
     waiting = [item for item in items if isinstance(item, LevelMessage)]
-    gone = {waiting[number] for number in delivered}
+    # Recovery ends the log at the first damage, and a delivery behind it tells of nothing.
+    whole = itertools.takewhile(lambda item: not isinstance(item, RawBytes), items)
+    told = {item.of for item in whole if isinstance(item, DeliveredCopy)}
+    gone = {waiting[number] for number in delivered} & told
     assert len(taken) == len(set(taken))
     assert not set(taken) & gone
     is_damaged = any(isinstance(item, RawBytes) for item in items)
