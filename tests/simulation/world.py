@@ -594,6 +594,7 @@ class World:
 
 _TELLS_OF_A_TEAR = (
     "ends the log",
+    "hold nothing",
     "would be delivered as duplicates",
     "no record begins at",
     "beyond the end of the log",
