@@ -46,7 +46,7 @@ from migrate.look.inspection import (
     TopicQueues,
     WheelSummary,
 )
-from migrate.look.timers import inspect_time_index, inspect_timers
+from migrate.look.timers import inspect_time_index, inspect_timers, told_as_cut_off
 from migrate.report.finished_target import unfinished_reason
 from migrate.source.condition import loss_warnings
 from migrate.source.level_delays import infer_delays
@@ -330,11 +330,7 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
         yield f"{messages} beyond the end of the log, where nothing can be read"
     ends = backlog.commit_log_offset + backlog.size_bytes
     if cut := int(np.count_nonzero(ends > backlog.recovered_end)) - beyond:
-        messages = counted(cut, "pending message lies", "pending messages lie")
-        yield (
-            f"{messages} behind offset {backlog.recovered_end}, where a broker that starts ends the"
-            " log: it loses them"
-        )
+        yield told_as_cut_off(cut, backlog.recovered_end)
     for name, (singular, plural, what) in _COUNT_SENTENCES.items():
         if count := backlog.total(name):
             yield f"{counted(count, singular, plural)} {what}"

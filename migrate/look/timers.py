@@ -8,10 +8,12 @@ import numpy as np
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted, shell_word
+from message_store.files.log_row import open_log
 from message_store.files.rocksdb.view import has_database
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark, is_hierarchical
+from message_store.reading.recovered_end import recovered_end
 from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSummary
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
@@ -51,7 +53,7 @@ def inspect_timers(
         problems.append(f"the wheel cannot be read: {error}{_remedy(store, error)}")
         is_there = has_database(timeline_directory(store))
         return WheelSummary(engine=engine), TimelineSummary() if is_there else None, None
-    problems += _wheel_problems(state)
+    problems += [*_wheel_problems(state), *_cut_off(store, state)]
     timeline = state.timeline
     summary = None if timeline is None else _timeline_summary(state, timeline, now_ms)
     return attrs.evolve(_summary(state, now_ms), engine=engine), summary, state
@@ -119,6 +121,24 @@ def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> Tim
         scan_offset=timeline.scan_offset,
         next_due_ms=int(due_ms.min()) if len(due_ms) else None,
         last_due_ms=int(due_ms.max()) if len(due_ms) else None,
+    )
+
+
+def _cut_off(store: StoreRoot, state: WheelState) -> Iterator[str]:
+    if store.was_stopped_cleanly or not len(state.pending):
+        return
+    with open_log(store) as log:
+        log_end = recovered_end(store, log)
+    if count := int(np.count_nonzero(state.pending.commit_log_offset >= log_end)):
+        yield told_as_cut_off(count, log_end)
+
+
+def told_as_cut_off(count: int, log_end: int) -> str:
+    """What is said of pending messages that recovery takes away."""
+    messages = counted(count, "pending message lies", "pending messages lie")
+    return (
+        f"{messages} behind offset {log_end}, where a broker that starts ends the log: it loses"
+        " them"
     )
 
 
