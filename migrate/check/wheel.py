@@ -106,7 +106,7 @@ READ_AHEAD = error(
 )
 BEYOND_REACH = error(
     "slots-beyond-reach",
-    "a wheel is a ring: slots that are older than its length when a broker starts are never read",
+    "a broker never reads slots that the hand has passed, or that are older than the ring is long",
     "let `delaywheel run` deliver them, convert the source again, or take the store from a backup",
 )
 OPEN_SOON = warning(
@@ -245,6 +245,9 @@ def _time(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
             gone_ms = now_ms - ring_ms
             problem = counted(int(is_missed.sum()), "message was", "messages were")
             yield BEYOND_REACH.at("the wheel", f"{problem} due before {when(gone_ms, now_ms)}")
+    elif state.unreachable_count and not snapshot.is_running:
+        problem = counted(state.unreachable_count, "message is", "messages are")
+        yield BEYOND_REACH.at("the wheel", f"{problem} in slots that the hand has passed")
     on_wheel = state.pending.slot_time_ms[state.pending.position >= 0]
     if len(on_wheel) and not snapshot.is_running:
         before_ms = int(on_wheel.min()) + ring_ms

@@ -6,6 +6,8 @@ say so before anybody recovers the store.
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,18 @@ slot.
 def put(store: DelayStore, key: str, delay_ms: int, body: bytes = b"x") -> int:
     receipt = store.schedule(Message("orders", body, unique_key=key), AfterMs(delay_ms))
     return receipt.commit_log_offset
+
+
+@contextmanager
+def undone(path: Path, *names: str) -> Iterator[None]:
+    """What is written meanwhile into these directories of a store is lost with the power."""
+    kept = path.with_name(f"{path.name}-kept")
+    for name in names:
+        shutil.copytree(path / name, kept / name)
+    yield
+    for name in names:
+        shutil.rmtree(path / name)
+        (kept / name).rename(path / name)
 
 
 def torn(engine: str, path: Path, clock: ManualClock, *, files: int = 2, back_ms: int = 0) -> int:
@@ -132,17 +146,15 @@ def test_a_reader_of_a_wheel_begins_at_the_last_flush(tmp_path: Path) -> None:
     put(store, "LATER", 3_600_000)
     store.advance(clock.now_ms())
     store.flush()
-    for name in ("commitlog", "consumequeue"):
-        shutil.copytree(path / name, tmp_path / name)
-    clock.tick(10_000)
-    assert len(store.advance(clock.now_ms())) == 1
-    store.abandon()
-    for name in ("commitlog", "consumequeue"):
-        shutil.rmtree(path / name)
-        (tmp_path / name).rename(path / name)
+    with undone(path, "commitlog", "consumequeue"):
+        clock.tick(10_000)
+        assert len(store.advance(clock.now_ms())) == 1
+        store.abandon()
     result = CliRunner().invoke(main, ["pending", str(path), "--now", str(clock.now_ms())])
     assert result.exit_code == 3
     assert "1 message is in slots further back than a broker that starts reads" in result.stderr
+    checked = CliRunner().invoke(main, ["check", str(path), "--now", str(clock.now_ms())])
+    assert "slots-beyond-reach: the wheel: 1 message is in slots" in checked.output
     with WheelStore.open(path, clock=clock, settings=SMALL) as again:
         assert {each.unique_key for each in again.pending()} == {"K", "LATER"}
     assert listed(path, clock) == {"K", "LATER"}
@@ -242,15 +254,11 @@ def test_levels_begin_at_the_last_flush_where_their_offsets_are_ahead(tmp_path: 
     put(store, "K", 5_000)
     put(store, "LATER", 3_600_000)
     store.flush()
-    for name in ("commitlog", "consumequeue"):
-        shutil.copytree(path / name, tmp_path / name)
-    for _ in range(2):
-        clock.tick(10_000)
-        store.advance(clock.now_ms())
-    abandon(store)
-    for name in ("commitlog", "consumequeue"):
-        shutil.rmtree(path / name)
-        (tmp_path / name).rename(path / name)
+    with undone(path, "commitlog", "consumequeue"):
+        for _ in range(2):
+            clock.tick(10_000)
+            store.advance(clock.now_ms())
+        abandon(store)
     assert listed(path, clock) == {"K", "LATER"}
 
 
@@ -326,11 +334,9 @@ def test_an_index_that_is_ahead_of_the_log_tells_nothing(tmp_path: Path) -> None
     put(store, "K", 5_000)
     put(store, "LATER", 3_600_000)
     store.flush()
-    shutil.copytree(path / "commitlog", tmp_path / "commitlog")
-    clock.tick(10_000)
-    assert len(store.advance(clock.now_ms())) == 1
-    store.close()
-    shutil.rmtree(path / "commitlog")
-    (tmp_path / "commitlog").rename(path / "commitlog")
+    with undone(path, "commitlog"):
+        clock.tick(10_000)
+        assert len(store.advance(clock.now_ms())) == 1
+        store.close()
     (path / "abort").touch()
     assert listed(path, clock, 3) == {"K", "LATER"}  # what was synced is missing, which it says

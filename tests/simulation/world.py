@@ -463,7 +463,7 @@ class World:
         waiting = len(list(store.pending()))
         abandon(store)
         told = sum(map(_counted_as_lost, found.problems))
-        if any(part in each for each in found.problems for part in _TELLS_OF_A_TEAR):
+        if any(part in each for each in found.problems for part in _TOLD_OTHERWISE):
             return  # which an opening cuts off, and a reader rescues what it can of it
         if found.pending is None or not found.pending <= waiting <= found.pending + told:
             self.require([f"inspect counts {found.pending} and {told}, an opening {waiting}"])
@@ -592,7 +592,7 @@ class World:
         self._watch.enter_context(watched(self.disk))
 
 
-_TELLS_OF_A_TEAR = (
+_TOLD_OTHERWISE = (
     "ends the log",
     "hold nothing",
     "would be delivered as duplicates",
@@ -601,6 +601,7 @@ _TELLS_OF_A_TEAR = (
     "cannot be read",
     "what such a queue has lost",
 )
+"""Parts of sentences with which `inspect` says that its count is not what an opening finds."""
 
 
 def _counted_as_lost(problem: str) -> int:
