@@ -22,6 +22,7 @@ import numpy as np
 from message_store.files.small_files import read_small_file, replace_file, write_over
 from message_store.files.store_root import StoreRoot
 from message_store.reading.consume_queue import Int64Array
+from message_store.reading.recovered_end import RecoveredLog
 from message_store.writing.log import LiveLog
 
 FLUSHED_NAME = "levels-flushed.json"
@@ -92,7 +93,7 @@ class DeliveryMark:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
-    def is_of(self, log: LiveLog) -> bool:
+    def is_of(self, log: LiveLog | RecoveredLog) -> bool:
         """Whether the log still has all that it had then."""
         is_there = log.head_checksum(self.last_start) == self.last_head
         return self.log_end <= log.end and self.last_start >= 0 and is_there
@@ -144,7 +145,7 @@ def write_mark(root: Path, name: str, mark: DeliveryMark, *, is_durable: bool) -
         replace_file(path, text, is_durable=is_durable)
 
 
-def mark_to_trust(root: Path, log: LiveLog) -> DeliveryMark | None:
+def mark_to_trust(root: Path, log: LiveLog | RecoveredLog) -> DeliveryMark | None:
     """The newest mark that this log bears out; None where there is none.
 
     What was delivered since is found in the log behind it, whoever did it. The flushed mark was
@@ -159,7 +160,7 @@ def mark_to_trust(root: Path, log: LiveLog) -> DeliveryMark | None:
     return max(believed, key=lambda mark: mark.log_end, default=None)
 
 
-def is_of_a_lost_log(root: Path, table: int, log: LiveLog) -> bool:
+def is_of_a_lost_log(root: Path, table: int, log: LiveLog | RecoveredLog) -> bool:
     """Whether delayOffset.json was written with a mark of which the log has lost the record."""
     latest = read_mark(root, LATEST_NAME)
     return latest is not None and table in latest.tables and not latest.is_of(log)

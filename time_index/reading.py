@@ -12,13 +12,14 @@ from message_store.columns.byte_column import Int64s
 from message_store.files.log_row import open_log
 from message_store.files.notes import LostNotes
 from message_store.files.segments import SegmentReader
-from message_store.files.small_files import is_directory
+from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.kernels.log import WALKED, walk_window
 from message_store.life.trace import record_at
 from message_store.reading.commit_log import NO_TIME, LogWalk, read_store_times
 from message_store.reading.consume_queue import QueueEntries, UnitArray, is_filled, read_queue
+from message_store.reading.engine_choice import time_index_state
 from message_store.reading.recovered_end import recovered_end
 from message_store.redelivery.lineage import NAME_ROWS, PLACE, Names
 from time_index.layouts import Units
@@ -34,8 +35,10 @@ def lost_messages_of(root: StoreRoot) -> LostNotes:
 
 
 def has_time_index(root: StoreRoot) -> bool:
-    """Whether anything was ever put into a time index here."""
-    return is_directory(root.consume_queues / TIME_INDEX_TOPIC)
+    """Whether a time index was ever here; a loss of power may have taken its queue."""
+    return is_directory(root.consume_queues / TIME_INDEX_TOPIC) or is_present(
+        time_index_state(root)
+    )
 
 
 def pending_in_time_index(root: StoreRoot) -> Units:

@@ -25,21 +25,23 @@ from legacy_levels.backlog.level_table import (
     reconcile_level_table,
     refuse_mixed_delays,
 )
-from legacy_levels.backlog.log_tail import LogTail, read_tail
+from legacy_levels.backlog.log_tail import Known, LogTail, read_tail
 from legacy_levels.backlog.lost_entries import RecoveredEntries, lead_astray, recover_entries
-from legacy_levels.backlog.lost_queues import cut_queues
+from legacy_levels.backlog.lost_queues import have_lost_entries
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
+from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.copies.matching import Waiting, find_delivered
 from legacy_levels.delay_offsets import FILE_NAME, DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import (
     FLUSHED_NAME,
-    LATEST_NAME,
     DeliveryMark,
     checksum,
+    is_of_a_lost_log,
+    mark_to_trust,
     read_mark,
 )
 from legacy_levels.neutral_units import is_neutral_size
-from message_store.base.errors import FormatError, UncleanStoreError
+from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import parallel_map
 from message_store.files.array_room import marked_rows, new_array, row_blocks, rows_at, rows_where
 from message_store.files.log_row import open_log
@@ -48,11 +50,9 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.message_codec import decode_message_at
-from message_store.intake.rescheduling import replaced_by
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.reading.consume_queue import BoolArray
-from message_store.reading.recovered_end import recovered_end
+from message_store.reading.recovered_end import RecoveredLog, recovered_end
 from message_store.redelivery.lineage import Names
 
 
@@ -143,16 +143,13 @@ def read_backlog(
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
     messages wait with several delays in one level, and FormatError when a queue cannot be told.
     """
-    store = StoreRoot(root)
-    store.require_readable()
-    store.require_log()
-    if not store.was_stopped_cleanly and not after_crash:
-        raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
-    offsets, mark = _offsets(store, offsets_choice, at_least, commit_log_file_bytes)
-    queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
+    store = _readable(root, after_crash=after_crash)
     with open_log(store, commit_log_file_bytes) as log:
-        whole_log |= len(cut_queues(store, queues, mark)) > 0 or lead_astray(log, queues)
-        tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
+        start = _where_to_start(store, log, offsets_choice, at_least)
+        known = Known.now(store, log, queue_file_bytes=queue_file_bytes)
+        queues = open_level_queues(root, start.offsets, queue_file_bytes=queue_file_bytes)
+        whole_log |= have_lost_entries(store, queues, start.flushed) or lead_astray(log, queues)
+        tail = read_tail(log, queues, known, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, log)
         table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
         recovered = recover_entries(log, queues, tail, table)
@@ -166,45 +163,77 @@ def read_backlog(
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
         entries, earliest_ms = repair_due_times(log, entries, table)
-        ends = _names_from(store, mark, offsets, entries), recovered_end(store, log)
-        delivered, bytes_scanned = _delivered(log, entries, earliest_ms, tail, *ends)
+        end = recovered_end(store, log)  # once more, because a writer may have gone on
+        names_from = _names_from(store, start, entries)
+        delivered, bytes_scanned = _delivered(log, entries, earliest_ms, tail, names_from, end)
+        delivered |= start.has_passed(recovered.missing, entries)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
             **{name: getattr(pending, name) for name in _COLUMNS},
             counts=_count(recovered, entries, delivered, table),
             level_table=table,
-            offsets=offsets,
+            offsets=start.offsets,
             log_min=log.min_offset,
             log_end=tail.notes.log_end,
             newest_store_ms=tail.newest_ms,
             bytes_scanned=bytes_scanned,
             damaged_places=tail.notes.damaged_places,
             queue_misfits=tuple(each.path for queue in queues for each in queue.misfits),
-            recovered_end=ends[1],
+            recovered_end=end,
         )
 
 
-def _offsets(
-    store: StoreRoot,
-    choice: OffsetsChoice | str,
-    at_least: Mapping[int, int],
-    commit_log_file_bytes: int | None,
-) -> tuple[DelayOffsets, DeliveryMark | None]:
-    """The offsets of the chosen file, and the mark of the last flush. After a loss of power they
-    may be ahead of the log, which the latest mark tells: then those of the last flush count, as for
-    an engine.
+def _readable(root: Path, *, after_crash: bool) -> StoreRoot:
+    store = StoreRoot(root)
+    store.require_readable()
+    store.require_log()
+    if not store.was_stopped_cleanly and not after_crash:
+        raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
+    return store
+
+
+@attrs.frozen
+class _Start:
+    """The offsets from which the levels are read; the mark of the last flush; and the newest mark
+    that the log bears out, if it has to tell what delayOffset.json may not.
     """
-    mark, latest = read_mark(store.path, FLUSHED_NAME), read_mark(store.path, LATEST_NAME)
+
+    offsets: DelayOffsets
+    flushed: DeliveryMark | None
+    trusted: DeliveryMark | None = None
+
+    def has_passed(self, missing: LogNotes, entries: Entries) -> BoolArray:
+        """Which entries stand before the trusted offset of their level, though their queue is not
+        there to show it: they were delivered or cancelled.
+        """
+        has_passed = new_array(len(entries), np.bool_)
+        has_passed[:] = False
+        if self.trusted is not None and len(missing.rows):
+            offsets = np.zeros(int(missing.queue_id.max()) + 1, np.int64)
+            for level, offset in self.trusted.offsets.items():
+                offsets[level - 1 : level] = offset
+            is_before = missing.commit_log_offset < self.trusted.log_end
+            is_before &= missing.queue_offset < offsets[missing.queue_id]
+            passed = missing.commit_log_offset[is_before]
+            has_passed |= np.isin(entries.commit_log_offset, passed) & ~entries.is_expired
+        return has_passed
+
+
+def _where_to_start(
+    store: StoreRoot, log: SegmentReader, choice: OffsetsChoice | str, at_least: Mapping[int, int]
+) -> _Start:
+    """The offsets of the chosen file, and the marks. After a loss of power both may be ahead of the
+    log, which the latest mark tells: then those of the last flush count, as for an engine.
+    """
+    flushed = read_mark(store.path, FLUSHED_NAME)
     offsets = read_delay_offsets(store.path, choice)
-    table = read_small_file(store.config_file(FILE_NAME))
-    is_of_ours = latest is not None and checksum(table) in latest.tables
-    if choice != OffsetsChoice.AUTO or latest is None or mark is None or not is_of_ours:
-        return offsets.at_least(at_least), mark
-    with open_log(store, commit_log_file_bytes) as log:
-        is_of_a_lost_log = latest.log_end > recovered_end(store, log)
-    if is_of_a_lost_log:
-        offsets = attrs.evolve(offsets, offsets=mark.offsets)
-    return offsets.at_least(at_least), mark
+    if choice != OffsetsChoice.AUTO or store.was_stopped_cleanly:
+        return _Start(offsets.at_least(at_least), flushed)
+    table = checksum(read_small_file(store.config_file(FILE_NAME)))
+    recovered = RecoveredLog(log, recovered_end(store, log))
+    if flushed is not None and is_of_a_lost_log(store.path, table, recovered):
+        offsets = attrs.evolve(offsets, offsets=flushed.offsets)
+    return _Start(offsets.at_least(at_least), flushed, mark_to_trust(store.path, recovered))
 
 
 def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:
@@ -259,23 +288,18 @@ def _already_delivered(
         is_named = copies.name(entries.commit_log_offset[block])
         delivered[block] = is_named & ~entries.is_expired[block]
     delivered[rows] = has_copy
-    if (replaced := _replaced_by_last(log, entries, tail.notes.log_end)) is not None:
-        for block in row_blocks(len(entries)):
-            is_it = entries.commit_log_offset[block] == replaced
-            delivered[block] |= is_it & ~entries.is_expired[block]
     return delivered, copies.bytes_scanned
 
 
-def _names_from(
-    store: StoreRoot, mark: DeliveryMark | None, offsets: DelayOffsets, entries: Entries
-) -> int:
+def _names_from(store: StoreRoot, start: _Start, entries: Entries) -> int:
     """From where on names of ours tell what is done, whatever the clock showed: after a crash from
     the last flush on, or from the first entry if the offsets are older than that.
     """
+    mark, offsets = start.flushed, start.offsets.offsets
     if mark is None or store.was_stopped_cleanly:
         return LONG_MAX
     begin = int(entries.commit_log_offset.min(initial=mark.log_end))
-    is_as_new = all(offsets.offsets.get(level, 0) >= at for level, at in mark.offsets.items())
+    is_as_new = all(offsets.get(level, 0) >= at for level, at in mark.offsets.items())
     return max(begin, mark.log_end) if is_as_new and not mark.done else begin
 
 
@@ -296,22 +320,6 @@ def _delivered(
         offsets = entries.commit_log_offset[rows]
         delivered[rows] |= names.are_done(offsets, offsets) & ~entries.is_expired[rows]
     return delivered, bytes_scanned
-
-
-def _replaced_by_last(log: SegmentReader, entries: Entries, log_end: int) -> int | None:
-    """Where the message lies that the last record of the log replaces: a stop came before the entry
-    of a rescheduled message was cancelled.
-    """
-    if not len(entries):
-        return None
-    place = int(entries.commit_log_offset[-1]), int(entries.size_bytes[-1])
-    if sum(place) != log_end:
-        return None
-    try:
-        older = replaced_by(decode_message_at(log.read_at(*place)), "")
-    except FormatError:
-        return None
-    return None if older is None else older.commit_log_offset
 
 
 def _trusted_offsets(entries: Entries) -> Int64Array:

@@ -34,22 +34,38 @@ def indexed_ends(queues: tuple[LevelQueue, ...], log: SegmentReader) -> dict[int
     return ends_of_levels
 
 
+@attrs.frozen
+class Known:
+    """What was in the queues at a moment: the end of what any of them led to, ``indexed``, and up
+    to where all of them were on the disk, a commit log offset.
+
+    Taken before queues are read beside a writer. So what these lack lies behind it.
+    """
+
+    indexed: IndexedEnd
+    on_disk: int
+
+    @classmethod
+    def now(
+        cls, store: StoreRoot, log: SegmentReader, *, queue_file_bytes: int | None = None
+    ) -> "Known":
+        """As the store has it. Raises SourceError."""
+        on_disk = on_disk_until(store, log)
+        indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
+        return cls(indexed, on_disk)
+
+
 def start_of_tail(
-    log: SegmentReader,
-    level_ends: dict[int, int],
-    indexed: IndexedEnd,
-    *,
-    damaged_levels: set[int],
-    on_disk: int,
+    log: SegmentReader, level_ends: dict[int, int], known: Known, *, damaged_levels: set[int]
 ) -> int:
     """Where records may begin that the level queues do not know.
 
     After a clean stop that is the end of what any queue knows, because all queues are filled in one
-    go. After a crash any queue may lack what was stored from ``on_disk`` on, and that of a level
-    may not be there at all. A damaged queue is believed up to the damage only.
+    go. After a crash any queue may lack what was not on the disk, and that of a level may not be
+    there at all. A damaged queue is believed up to the damage only.
     """
     damaged_ends = [level_ends[level] for level in damaged_levels]
-    return max(min([indexed.log_offset, on_disk, *damaged_ends]), log.min_offset)
+    return max(min([known.indexed.log_offset, known.on_disk, *damaged_ends]), log.min_offset)
 
 
 def not_in_their_queue(notes: LogNotes, level_ends: dict[int, int]) -> LogNotes:
@@ -78,26 +94,16 @@ class LogTail:
 
 
 def read_tail(
-    store: StoreRoot,
-    log: SegmentReader,
-    queues: tuple[LevelQueue, ...],
-    *,
-    queue_file_bytes: int | None = None,
-    whole_log: bool = False,
+    log: SegmentReader, queues: tuple[LevelQueue, ...], known: Known, *, whole_log: bool = False
 ) -> LogTail:
     """Read the log from where the level queues may not know it; with ``whole_log`` from its start,
     which also finds what a lost or shortened queue once knew. Where a queue proves damaged, the
-    log is read a second time, for all level records.
+    log is read a second time, for all level records. ``known`` is of before the queues were read.
     """
-    indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
-    level_ends = indexed_ends(queues, log)
-    start = start_of_tail(
-        log,
-        level_ends,
-        indexed,
-        damaged_levels={queue.level for queue in queues if queue.is_damaged},
-        on_disk=on_disk_until(store, log),
-    )
+    log.grow()  # the queues were read since it was opened
+    indexed, level_ends = known.indexed, indexed_ends(queues, log)
+    damaged_queues = {queue.level for queue in queues if queue.is_damaged}
+    start = start_of_tail(log, level_ends, known, damaged_levels=damaged_queues)
     damaged: frozenset[int] = frozenset()
     if whole_log:
         start = log.min_offset

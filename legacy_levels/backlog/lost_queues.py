@@ -11,7 +11,7 @@ The log still has the records, unless retention took them. Two kinds of evidence
   of ``delaywheel`` show this; a store that only brokers used has none.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -65,6 +65,15 @@ def cut_queues(
         return ()
     cuts = (_cut(store, mark, queue) for queue in queues)
     return tuple(cut for cut in cuts if cut is not None)
+
+
+def have_lost_entries(
+    store: StoreRoot, queues: Sequence[LevelQueue], mark: DeliveryMark | None
+) -> bool:
+    """Whether a queue is cut, or one is not there of which the flush of a ``mark`` knew entries."""
+    there = {queue.level for queue in queues}
+    is_gone = mark is not None and any(mark.ends[level] for level in mark.ends.keys() - there)
+    return is_gone or len(cut_queues(store, queues, mark)) > 0
 
 
 def _cut(store: StoreRoot, mark: DeliveryMark, queue: LevelQueue) -> CutQueue | None:
@@ -138,6 +147,11 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
     for level, offset in offsets.items():
         if level not in there:
             evidence[level] = f"is gone, where delayOffset.json has its offset {offset:,}"
+    flushed = marks[0].ends if marks[0] else {}
+    for level, end in flushed.items():
+        if end and level not in there:
+            entries = counted(end, *_ENTRIES)
+            evidence.setdefault(level, f"is gone, where the last flush knew of {entries}")
     if was_stopped_cleanly:  # else a queue may not have come to the disk yet
         for level in sorted(_levels_in_log(store, has_files)):
             if level not in there:

@@ -27,6 +27,7 @@ from message_store.format.record_layout import (
     SYS_STORE_HOST_IPV6,
     SYS_TRANSACTION_MASK,
 )
+from message_store.intake.rescheduling import replaced_at
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.log import (
     AT_FLAG,
@@ -62,7 +63,9 @@ LEVEL_RECORD, DELIVERED_COPY = 1, 2
 """What a noted record is: one waiting in a level, or one that is the copy of another."""
 
 KIND, OFFSET, SIZE, QUEUE_ID, QUEUE_OFFSET, STORE_MS, NAMED, DIGEST_1, DIGEST_2 = range(9)
-"""Columns of a note; ``NAMED`` is where the record lies that a copy names, -1 for none."""
+"""Columns of a note; ``NAMED`` is where the record lies that a copy names, or that one replaces
+which waits for another time; -1 for none.
+"""
 NOTE_COLUMNS = 9
 NAMES_NONE = -1
 NOTES, STOPPED_AT, WHY, NEWEST_MS = range(4)
@@ -229,7 +232,8 @@ def note_window(
     """Walk the whole records of a buffer; note those waiting in levels and those delivered.
 
     A level record that its queue's next unit in ``expected`` leads to is counted there and not
-    noted; it has rows of ``EXPECTED_COLUMNS``, or none where all are to be noted. ``notes`` has a
+    noted, but as a copy where it replaces another; ``expected`` has rows of ``EXPECTED_COLUMNS``,
+    or none where all are to be noted. ``notes`` has a
     row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are only made of
     copies that name no record. ``results`` gets how many notes, where the walk stopped, why
     (``log_kernels``), and the newest store time, 0 for none.
@@ -246,11 +250,13 @@ def note_window(
         place = at
         newest = max(newest, store_time_at(record))
         named = first_offset_at(record, base + place)
-        is_named = named < base + place
-        kind = _kind_of(record, is_named, parts)
+        kind = _kind_of(record, named < base + place, parts)
         size, queue_id = load_i32(record + AT_SIZE), load_i32(record + AT_QUEUE_ID)
+        if kind == LEVEL_RECORD:
+            named = min(named, replaced_at(record, base + place, parts))
+        is_named = named < base + place
         if kind == LEVEL_RECORD and _is_confirmed(base + place, size, queue_id, expected):
-            kind = 0
+            kind = DELIVERED_COPY if is_named else 0
         if kind:
             note = notes[count]
             note[KIND] = kind

@@ -92,8 +92,11 @@ class LogNotes:
 
     @property
     def delivered_copies(self) -> "LogNotes":
-        """Copies of others: those that a broker delivered from a level, and all that name one."""
-        return self.of_kind(DELIVERED_COPY)
+        """Copies of others: those that a broker delivered from a level, and all that name one. A
+        record that waits for another time names the older record that it replaces.
+        """
+        is_copy = (self.rows[:, KIND] == DELIVERED_COPY) | ~self.names_none
+        return attrs.evolve(self, rows=self.rows[is_copy])
 
     @property
     def commit_log_offset(self) -> Int64Array:

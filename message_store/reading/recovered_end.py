@@ -8,7 +8,9 @@ So such a delivery must not tell a reader that its message is done.
 """
 
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
+import attrs
 import numpy as np
 
 from message_store.files.segments import SegmentReader
@@ -16,7 +18,7 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.record_layout import BLANK_RECORD
+from message_store.format.record_layout import BLANK_RECORD, SMALLEST_RECORD_BYTES
 from message_store.kernels.dispatch import find_torn
 from message_store.kernels.log import NO_RECORD, PARTS, WALKED, walk_window
 from message_store.reading.commit_log import (
@@ -65,6 +67,25 @@ def recovered_end(root: StoreRoot, log: SegmentReader) -> int:
     last_synced = None if synced < 0 and not nothing_was_synced else synced
     places = [each for each in walk.damaged_places if not _was_lost(root, log, each, last_synced)]
     return min(places, default=end)
+
+
+@attrs.frozen(eq=False)
+class RecoveredLog:
+    """A log as recovery would leave it, for those who only read: it ends at ``end``."""
+
+    reader: SegmentReader
+    end: int
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins."""
+        return self.reader.min_offset
+
+    def head_checksum(self, offset: int) -> int:
+        """CRC-32 of the record's first 91 bytes, as ``LiveLog.head_checksum`` has it."""
+        if not self.min_offset <= offset <= self.end - SMALLEST_RECORD_BYTES:
+            return 0
+        return crc32(self.reader.read_at(offset, SMALLEST_RECORD_BYTES))
 
 
 def _was_lost(root: StoreRoot, log: SegmentReader, place: int, last_synced: int | None) -> bool:

@@ -71,8 +71,8 @@ _COUNT_SENTENCES = {
         "no longer in the log: a broker skips them",
     ),
     "not_in_queue": (
-        "pending message is",
-        "pending messages are",
+        "message is",
+        "messages are",
         "in the log and not yet in a queue",
     ),
     "repaired": (

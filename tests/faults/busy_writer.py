@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that works on a store as fast as it can until it is told to stop: it schedules,
-cancels, delivers, flushes. Some messages wait all the time.
+cancels, reschedules, delivers, flushes. Some messages wait all the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from pathlib import Path
 
 import attrs
 
-from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message, SystemClock
+from message_store import (
+    AfterMs,
+    Cancellation,
+    DelayStore,
+    ManualClock,
+    Message,
+    Receipt,
+    SystemClock,
+)
 from tests.faults.engines import SMALL, open_hierarchy, open_levels, open_time_index, open_wheel
 
 START_MS = 1_793_000_000_000
@@ -36,26 +44,36 @@ class BusyWriter:
         self.rng = random.Random(seed)
         self.store: DelayStore = OPENERS[engine](path, self.clock, SETTINGS)
         self.count = 0
+        self.waiting: list[Receipt] = []
         for number in range(WAITING):
-            self.store.schedule(
-                Message("orders", b"waits", unique_key=f"W{number}"), AfterMs(WAIT_MS)
-            )
+            message = Message("orders", b"waits", unique_key=f"W{number}")
+            self.waiting.append(self.store.schedule(message, AfterMs(WAIT_MS)))
             if number == WAITING // 2:
                 self.store.flush()
         self.step()
 
     def step(self) -> None:
-        """Schedule some, cancel one in five of them, deliver, flush now and then."""
+        """Schedule some, cancel one in five of them, and deliver. Now and then, move what waits all
+        the time, and flush.
+        """
         for _ in range(self.rng.randrange(8)):
             message = Message("orders", b"%d" % self.count, unique_key=f"C{self.count}")
             receipt = self.store.schedule(message, AfterMs(self.rng.randrange(20_000)))
             self.count += 1
             if self.rng.random() < 0.2:
                 assert self.store.cancel(receipt) is not Cancellation.NEVER_EXISTED
+        if self.rng.random() < 0.2:
+            self.move(self.rng.randrange(WAITING))
         self.clock.tick(self.rng.randrange(200))
         self.store.advance(self.clock.now_ms())
         if self.rng.random() < 0.02:
             self.store.flush()
+
+    def move(self, number: int) -> None:
+        """Reschedule a message that waits all the time."""
+        moved = self.store.reschedule(self.waiting[number], AfterMs(WAIT_MS))
+        assert isinstance(moved, Receipt)
+        self.waiting[number] = moved
 
     def run_until(self, is_over: threading.Event) -> None:
         """Work, and close in the end."""

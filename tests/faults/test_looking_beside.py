@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
 
 from delaywheel.terminal.main import main
 from legacy_levels.backlog import backlog, lost_queues
-from legacy_levels.backlog.queues import levels_with_queue, open_level_queues
+from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queues
 from legacy_levels.copies import log_notes
 from message_store import AfterMs, Message, Severity
 from message_store.base.errors import SourceError, StoreLockedError
@@ -226,6 +227,35 @@ def test_what_rolls_while_the_store_is_read_is_there_once(
     monkeypatch.setattr(outstanding, "waiting_in_queue", held)
     look_at_pending(tmp_path / "store", "wheel", writer.clock.now_ms())
     assert writer.clock.now_ms() > START_MS + WINDOW_SLOTS * 1_000
+    writer.store.close()
+
+
+def test_what_is_rescheduled_while_the_queues_are_read_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is rescheduled and flushed when the queues' ends are known, and not yet their units."""
+    writer = BusyWriter("levels", tmp_path / "store")
+
+    def held(*given: Any, **named: Any) -> Any:
+        before = open_level_queues(*given, **named)
+        for number in range(WAITING):
+            writer.move(number)
+        writer.store.flush()
+        behind = open_level_queues(*given, **named)
+        return tuple(up_to(queue, end) for queue, end in zip(behind, before, strict=True))
+
+    def up_to(queue: LevelQueue, end: LevelQueue) -> LevelQueue:
+        count = len(end)
+        return attrs.evolve(
+            queue,
+            queue_max=end.queue_max,
+            entries=queue.entries.slice(end.from_queue_offset, end.queue_max),
+            due_ms=queue.due_ms[:count],
+            due_is_unknown=queue.due_is_unknown[:count],
+        )
+
+    monkeypatch.setattr(backlog, "open_level_queues", held)
+    look_at_pending(tmp_path / "store", "levels", writer.clock.now_ms())
     writer.store.close()
 
 

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from message_store import AfterMs, DelayStore, ManualClock, Message
+from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.backlog.lost_queues import gone_queues
+from message_store import AfterMs, DelayStore, ManualClock, Message, Receipt
+from message_store.files.store_root import StoreRoot
 from message_store.reading.consume_queue import is_neutral, read_queue
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
 from tests.faults.engines import OPEN, abandon
 
 START_MS = 1_793_000_000_000
@@ -19,10 +24,14 @@ NEAR_MS, FAR_MS = 5_000, 3_600_000  # of a level each
 MAGICS = b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab"
 
 
+def put_one(store: DelayStore, key: str, after_ms: int) -> Receipt:
+    return store.schedule(Message("orders", b"x" * 300, unique_key=key), AfterMs(after_ms))
+
+
 def put(store: DelayStore, name: str, count: int, after_ms: int) -> list[str]:
     keys = [f"{name}{number:02}" for number in range(count)]
     for key in keys:
-        store.schedule(Message("orders", b"x" * 300, unique_key=key), AfterMs(after_ms))
+        put_one(store, key, after_ms)
     return keys
 
 
@@ -64,12 +73,99 @@ def test_what_waits_is_delivered_once_and_what_was_cancelled_never(
     abandon(store)
     if is_damaged:
         damage_record(path, "D03")
-    for topic in (path / "consumequeue").iterdir():
-        if topic.name != "orders":
-            shutil.rmtree(topic)
+    lose_queues(path)
     again = OPEN[engine](path, clock)
     assert Counter(each.unique_key for each in again.pending()) == Counter(waits)
     assert Counter(advance(again, clock, 2 * FAR_MS)) == Counter(waits)
+    again.close()
+
+
+def lose_queues(path: Path) -> None:
+    """Take away the queues in which messages wait."""
+    for topic in (path / "consumequeue").iterdir():
+        if topic.name != "orders":
+            shutil.rmtree(topic)
+
+
+def looked_at(path: Path, clock: ManualClock) -> Counter[str | None]:
+    """The unique keys of what a listing shows as pending."""
+    listed = pending_messages(path, now_ms=clock.now_ms())
+    return Counter(each.unique_key for each in listed if not isinstance(each, BadRecord))
+
+
+@ENGINES
+def test_a_message_that_was_rescheduled_waits_for_one_time(engine: str, tmp_path: Path) -> None:
+    """Of a level the queue alone shows a cancel, but the newer record names the older one."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN[engine](path, clock)
+    near = [put_one(store, f"N{number}", NEAR_MS) for number in range(3)]
+    far = [put_one(store, f"F{number}", FAR_MS) for number in range(3)]
+    store.reschedule(near[1], AfterMs(FAR_MS))
+    store.flush()
+    moved = store.reschedule(far[1], AfterMs(NEAR_MS))
+    assert isinstance(moved, Receipt)
+    store.reschedule(moved, AfterMs(FAR_MS // 2))
+    put_one(store, "Q", FAR_MS)
+    abandon(store)
+    lose_queues(path)
+    keys = {"N0", "N1", "N2", "F0", "F1", "F2", "Q"}
+    assert looked_at(path, clock) == Counter(keys)
+    again = OPEN[engine](path, clock)
+    assert Counter(advance(again, clock, NEAR_MS + 1_000)) == Counter(["N0", "N2"])
+    again.close()
+    again = OPEN[engine](path, clock)
+    rest = Counter(keys - {"N0", "N2"})
+    assert Counter(each.unique_key for each in again.pending()) == rest
+    assert Counter(advance(again, clock, 2 * FAR_MS)) == rest
+    again.close()
+
+
+@ENGINES
+def test_what_was_cancelled_before_the_offset_of_a_lost_queue_is_not_shown(
+    engine: str, tmp_path: Path
+) -> None:
+    """The opening goes on from where the levels stood, and so does a listing."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN[engine](path, clock)
+    store.flush()
+    store.cancel(put_one(store, "C", NEAR_MS))
+    put(store, "N", 3, NEAR_MS)
+    for _ in range(3):  # the levels save their offsets every ten seconds
+        advance(store, clock, 10_000)
+    waits = put(store, "P", 2, NEAR_MS)
+    abandon(store)
+    lose_queues(path)
+    assert looked_at(path, clock) == Counter(waits)
+    again = OPEN[engine](path, clock)
+    assert Counter(each.unique_key for each in again.pending()) == Counter(waits)
+    assert Counter(advance(again, clock, 2 * NEAR_MS)) == Counter(waits)
+    again.close()
+
+
+@ENGINES
+@pytest.mark.parametrize("is_closed", [False, True], ids=["killed", "closed"])
+def test_what_was_flushed_is_shown_though_its_queue_is_gone(
+    engine: str, is_closed: bool, tmp_path: Path
+) -> None:
+    """The topic's queue is there, and leads to newer records; an empty level has no queue."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN[engine](path, clock)
+    waits = put(store, "F", 2, FAR_MS)
+    put(store, "N", 2, NEAR_MS)
+    store.flush()
+    advance(store, clock, 2 * NEAR_MS)
+    waits += put(store, "Q", 2, FAR_MS)
+    store.flush()
+    waits += put(store, "R", 2, FAR_MS)
+    store.close() if is_closed else abandon(store)
+    lose_queues(path)
+    assert looked_at(path, clock) == Counter(waits)
+    if engine == "levels":
+        gone = {each.level for each in gone_queues(StoreRoot(path))}
+        assert gone == {2, 17}
+        assert read_backlog(path, after_crash=True).total("pending") == len(waits)
+    again = OPEN[engine](path, clock)
+    assert Counter(each.unique_key for each in again.pending()) == Counter(waits)
     again.close()
 
 

@@ -33,6 +33,7 @@ FAILED_ONCE: Final = {
     "a-listing-after-a-crash-trusts-a-checkpoint-from-before-a-clock-was-set-back": 9_011_456,
     "a-handle-takes-a-neighbour-of-a-whole-second": 9_301_122,
     "units-behind-a-hand-that-the-power-took-lead-nowhere": 9_507_876,
+    "a-level-that-lost-its-queue-shows-what-was-cancelled": 9_950_018,
 }
 """What was wrong, and the seed that met it."""
 

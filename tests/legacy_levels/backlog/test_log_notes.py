@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
-from legacy_levels.backlog.log_tail import read_tail
+from legacy_levels.backlog.log_tail import Known, read_tail
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies import log_notes
 from legacy_levels.copies.kernels import DIGEST_1
@@ -114,7 +114,8 @@ def test_what_queues_lead_to_is_only_counted(tmp_path: Path) -> None:
         except FormatError:
             continue  # a file in the row is missing: no queue can be told
         with SegmentReader(store.commit_log, LOG_FILE_BYTES) as log:
-            tail = read_tail(store, log, queues, queue_file_bytes=QUEUE_FILE_BYTES, whole_log=True)
+            known = Known.now(store, log, queue_file_bytes=QUEUE_FILE_BYTES)
+            tail = read_tail(log, queues, known, whole_log=True)
             known_end = find_indexed_end(built.root, log, queue_file_bytes=QUEUE_FILE_BYTES)
             plain = log_notes._notes_of_file(
                 log, log.min_offset, known_end.log_offset, LONG_MAX, NOTHING_EXPECTED

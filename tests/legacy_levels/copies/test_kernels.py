@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from legacy_levels.copies.kernels import (
@@ -24,6 +24,9 @@ from legacy_levels.copies.kernels import (
     note_window,
 )
 from legacy_levels.copies.matching import match_copies
+from message_store.format.message_codec import decode_message_at
+from message_store.format.properties import RESCHEDULED_FROM
+from message_store.intake.rescheduling import replaced_offset
 from message_store.kernels.raw_memory import address_of
 from tests.independent.raw_records import (
     BORN_HOST_IPV6,
@@ -220,6 +223,40 @@ def test_a_copy_is_noted_with_the_record_that_it_names(
     _, note = notes_of(WAITING, record)
     assert (note[NAMED], note[KIND]) == (named, kind)
     assert bool(note[DIGEST_1]) is (named == NAMES_NONE)
+
+
+FIRST_RECORD_BYTES = len(encode_record(WAITING))
+NUMBERS = st.sampled_from([0, 1, FIRST_RECORD_BYTES, FIRST_RECORD_BYTES + 1, 10**18, 10**20 - 1])
+PARTS_OF_A_NAME = st.lists(
+    NUMBERS.map(lambda number: str(number).zfill(20))
+    | st.sampled_from(["", "0" * 19, "0" * 21, "0" * 19 + "x", "+" + "0" * 19, "0" * 19 + "²"]),
+    min_size=2,
+    max_size=4,
+)
+
+
+@given(
+    texts=st.lists(
+        st.tuples(st.sampled_from([" ", "  ", "\t"]), PARTS_OF_A_NAME).map(
+            lambda drawn: drawn[0].join(drawn[1])
+        ),
+        max_size=3,
+    ),
+    topic=st.sampled_from([SCHEDULE_TOPIC, "TopicA"]),
+)
+@example(texts=[f"{0:020} {FIRST_RECORD_BYTES:020} {5:020}"], topic=SCHEDULE_TOPIC)
+@example(texts=[f"{0:020} {FIRST_RECORD_BYTES:020} {5:020}", ""], topic=SCHEDULE_TOPIC)
+def test_a_record_is_noted_with_the_one_that_it_replaces(texts: list[str], topic: str) -> None:
+    """The kernel reads the property as the scalar rule does."""
+    pairs = [*PAIRS, *((RESCHEDULED_FROM, text) for text in texts)]
+    properties = join_properties(pairs, ending=True)
+    record = attrs.evolve(
+        WAITING, topic=topic, properties=properties, commit_log_offset=FIRST_RECORD_BYTES
+    )
+    message = decode_message_at(encode_record(record))
+    wanted = replaced_offset(message, FIRST_RECORD_BYTES)
+    for note in notes_of(WAITING, record)[1:]:
+        assert note[NAMED] == (NAMES_NONE if wanted is None else wanted)
 
 
 def test_a_copy_has_the_digest_of_what_waited() -> None:
