@@ -34,7 +34,7 @@ nightly: $(INSTALLED) java broker watchers  ## run everything, all brokers, rand
 	$(PYTEST) --tier nightly $(if $(PART),--part $(PART)/$(PARTS)) $(MANY) $(PYTEST_MORE)
 
 simulate: $(INSTALLED)  ## run random stores with faults on a simulated disk: make simulate SEEDS=2000 FIRST=1
-	$(BIN)/python -m tests.simulation.random_runs --seeds $(or $(SEEDS),200) --first $(or $(FIRST),1)
+	$(BIN)/python -m tests.simulation.random_runs --focus every --seeds $(or $(SEEDS),200) --first $(or $(FIRST),1)
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0, 5.5.0 and 5.5.1
 	$(PYTEST) -m interop $(MANY) $(PYTEST_MORE)

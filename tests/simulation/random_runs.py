@@ -2,9 +2,10 @@
 """Runs of random stores: ``python -m tests.simulation.random_runs --seeds 200 --first 1``.
 
 A seed is a number and gives everything: the owner, its settings, the workload, the clock, and what
-fails. The end is a table of what was run and what failed; the exit code is 1 when anything did,
-with the command that repeats each seed. ``--seeds 1 --first N --trace`` prints what happens in one,
-``--shorten`` the same with as few of its steps as still fail.
+fails. With ``--focus every`` the focuses take turns with plain runs. The end is a table of what was
+run and what failed; the exit code is 1 when anything did, with the command that repeats each seed.
+``--seeds 1 --first N --trace`` prints what happens in one, ``--shorten`` the same with as few of
+its steps as still fail.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tests.simulation.draws import (
     ENGINES,
     FOCUSES,
     GROUPS,
+    INDEX,
     KILLS,
     MOVES,
     REFERENCES,
@@ -54,6 +56,13 @@ MIGRATION_EVERY = 5
 """Every fifth seed is a verb of migration."""
 
 MIGRATION = "migration"
+EVERY = "every"
+"""Runs without a focus, and of each focus by turns."""
+
+_FOCUS_AT = {1: DAMAGE, 4: KILLS, 7: INDEX, 11: GROUPS, 13: REFERENCES}
+_TURN = 15
+assert all(at % MIGRATION_EVERY for at in _FOCUS_AT)
+assert _TURN % MIGRATION_EVERY == 0
 _SEEDS_A_TASK = 10
 _MEMORY = Path("/dev/shm")
 
@@ -76,6 +85,11 @@ def scratch() -> Iterator[Path]:
         yield Path(folder) / "run"
 
 
+def focus_of(seed: int, focus: str | None) -> str | None:
+    """The focus of a run, where the focuses may take turns."""
+    return _FOCUS_AT.get(seed % _TURN) if focus == EVERY else focus
+
+
 def run_seed(
     seed: int,
     folder: Path,
@@ -84,6 +98,7 @@ def run_seed(
     focus: str | None = None,
 ) -> Outcome:
     """One run, in one thread also where it only reads: there is a process for each core."""
+    focus = focus_of(seed, focus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "core_count", lambda: 1)
         patch.setattr(staging, "_SYNCED_AT_ONCE", 1)
@@ -98,6 +113,7 @@ def run_of(
     seed: int, folder: Path, skipped: frozenset[int] = frozenset(), focus: str | None = None
 ) -> RandomRun:
     """The run of a store by its seed, which has not begun."""
+    focus = focus_of(seed, focus)
     if focus == GROUPS:
         return StruckGroupRun(seed, folder, skipped)
     return RandomRun(seed, folder, skipped, focus)
@@ -105,6 +121,7 @@ def run_of(
 
 def kinds_of(seed: int, focus: str | None = None) -> frozenset[str]:
     """What a run is about, by which runs are chosen: its engine, or a migration; damage."""
+    focus = focus_of(seed, focus)
     if focus is None and seed % MIGRATION_EVERY == 0:
         return frozenset({MIGRATION})
     return Drawn.of(seed, focus).kinds
@@ -122,7 +139,10 @@ def run_some(seeds: Sequence[int], focus: str | None = None) -> list[Told]:
     """Runs in this process."""
     with scratch() as folder:
         outcomes = (run_seed(seed, folder, focus=focus) for seed in seeds)
-        return [Told(each.seed, each.kind, each.wrong, each.struck) for each in outcomes]
+        return [
+            Told(each.seed, focus_of(each.seed, focus) or each.kind, each.wrong, each.struck)
+            for each in outcomes
+        ]
 
 
 def shorten(seed: int, folder: Path, focus: str | None) -> tuple[frozenset[int], Outcome]:
@@ -142,6 +162,7 @@ def shorten(seed: int, folder: Path, focus: str | None) -> tuple[frozenset[int],
 
 def command_of(seed: int, focus: str | None) -> str:
     """What repeats a run."""
+    focus = focus_of(seed, focus)
     words = f"--seeds 1 --first {seed} --trace" + (f" --focus {focus}" if focus else "")
     return f".venv/bin/python -m tests.simulation.random_runs {words}"
 
@@ -206,7 +227,7 @@ def run_all(seeds: Sequence[int], processes: int, focus: str | None = None) -> I
 def trace_one(seed: int, focus: str | None, *, shortened: bool, with_events: bool) -> int:
     """Print a run."""
     with scratch() as folder:
-        if shortened and (focus or seed % MIGRATION_EVERY):
+        if shortened and (focus_of(seed, focus) or seed % MIGRATION_EVERY):
             skipped, outcome = shorten(seed, folder, focus)
             say(f"without the steps {sorted(skipped)}:")
         else:
@@ -228,7 +249,9 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--until-wrong", action="store_true", help="end with the first that fails")
     parser.add_argument("--events", action="store_true", help="and every change of its disk")
     parser.add_argument("--shorten", action="store_true", help="leave out what is not needed")
-    parser.add_argument("--focus", choices=FOCUSES, help="other runs, with more of one thing")
+    parser.add_argument(
+        "--focus", choices=[*FOCUSES, EVERY], help="other runs, with more of one thing"
+    )
     kinds = [*ENGINES, MIGRATION, DAMAGE, MOVES]
     parser.add_argument("--kinds", nargs="*", choices=kinds, default=[],
                         help="of these alone: what a run begins with, or is about")  # fmt: skip
