@@ -230,7 +230,8 @@ class ConsumerGroup:
         that was true of, and how many were done before or never received.
 
         That outlives a kill when this returns, and a loss of power after the store's ``flush``.
-        Raises StoreClosedError, and TargetError when the disk refuses: they stay in flight then.
+        Raises StoreClosedError, and TargetError when the disk refuses. They stay in flight then, or
+        are acknowledged, and a loss of power may bring them back: if it was the flush that failed.
         """
         with self._store.lock:
             try:

@@ -281,7 +281,12 @@ class GroupAccount:
         for message in messages:
             stored = message.stored
             offsets[stored.topic, stored.queue_id].append(stored.queue_offset)
-        held = {hand.place[:2] for hand in self.in_hand if now_ms < hand.until_ms}
+        # What a refused call may have settled holds nobody back for certain.
+        held = {
+            hand.place[:2]
+            for hand in self.in_hand
+            if now_ms < hand.until_ms and self.known[hand.name].at_least(hand.stage)
+        }
         for queue, came in offsets.items():
             if queue in held:
                 yield f"{self.name}: {queue} is held by another message"
