@@ -4,6 +4,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 import numpy as np
@@ -18,7 +19,9 @@ from message_store import (
     ManualClock,
     Message,
     MessageBatch,
+    Receipt,
 )
+from message_store.base.errors import SharedKeyError
 from message_store.format.recall_handle import RecallHandle
 from tests.contract.delay_store_contract import (
     START_MS,
@@ -339,6 +342,32 @@ class DurableStoreContract(DelayStoreContract):
         store = open_one(clock)
         store.schedule(message(0), AfterMs(0))  # what is behind it has no slot before it goes
         require_handles_of_one_key_apart(store, START_MS + 9_000)
+
+    @pytest.mark.parametrize("back_ms", [0, 600_000], ids=["clock goes on", "clock was set back"])
+    def test_what_is_due_at_once_moves_without_its_neighbours(
+        self, open_one: Open, clock: ManualClock, back_ms: int
+    ) -> None:
+        """They may share a slot and have different promises. Found by random runs."""
+        store = open_one(clock)
+        store.advance(clock.now_ms())
+        clock.tick(-back_ms)
+        now_ms = clock.now_ms()
+        receipts = [
+            store.schedule(Message("orders", b"", unique_key="K"), AtMs(now_ms + later_ms))
+            for later_ms in (-1, 1, 500, 999, 1_000, 1_001, 2_000)
+        ]
+        promised = Counter(each.promised_ms for each in receipts)
+        store.close()  # which places all
+        store = open_one(clock)
+        with suppress(SharedKeyError):
+            moved = store.reschedule(receipts[0].handle, AfterMs(60_000))
+            assert isinstance(moved, Receipt)
+            promised += Counter([moved.promised_ms])
+            promised -= Counter([receipts[0].promised_ms])
+        assert Counter(each.due_ms for each in store.pending(unique_key="K")) == promised
+        self.abandon(store)
+        store = open_one(clock)
+        assert Counter(each.due_ms for each in store.pending(unique_key="K")) == promised
 
     @pytest.mark.parametrize("is_reopened", [False, True])
     def test_a_handle_of_what_is_gone_takes_no_other_of_its_key(

@@ -600,6 +600,7 @@ _TOLD_OTHERWISE = (
     "beyond the end of the log",
     "cannot be read",
     "what such a queue has lost",
+    "of its end are missing, by config/timercheck",
 )
 """Parts of sentences with which `inspect` says that its count is not what an opening finds."""
 

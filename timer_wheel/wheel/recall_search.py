@@ -238,17 +238,19 @@ class Search:
 
     def _targets(self, *, is_exact: bool) -> list[Target]:
         found: dict[RecallKey, Target] = {}
-        for rows in self._pending():
+        for rows in self._pending(self.slots_ms):
             among = self._among(rows, is_exact=is_exact)
             found |= {target.recall_key: target for target in among}
         return list(found.values())
 
     def count_alike(self, target: Target) -> int:
         """How many pending messages a delete marker of this one would cancel: whatever is of its
-        slot, topic and key. One that is overdue may be met in two places.
+        slot, topic and key. What was due when it was stored lies in another slot than its promise
+        says. One that is overdue may be met in two places.
         """
         found: set[int] = set()
-        for rows in self._pending():
+        slot_ms = floor_ms(target.out_ms, self._timers.precision_ms)
+        for rows in self._pending(sorted({*self.slots_ms, slot_ms})):
             may_be = may_be_of_topic(rows.table[TOPIC_HASH], self._topic_hash)
             rows = rows.rows(may_be & ~rows.is_marker)
             facts = self._timers.facts(rows, keys=True)
@@ -258,14 +260,14 @@ class Search:
             found |= set(rows.commit_log_offset[alike].tolist())
         return len(found)
 
-    def _pending(self) -> Iterator[TimerRows]:
-        """Everything that is pending where a message of the handle may be."""
+    def _pending(self, slots_ms: list[int]) -> Iterator[TimerRows]:
+        """Everything that is pending where a message of these slots may be."""
         timers = self._timers
         unplaced = timers.unplaced(EVERYTHING).rows
         yield unplaced.rows(~np.isin(unplaced.commit_log_offset, timers.done))
         yield timers.early
-        held = timers.wheel.used_slots(self.slots_ms[-1] + timers.precision_ms)
-        held = held[np.isin(held, [each // timers.precision_ms for each in self.slots_ms])]
+        held = timers.wheel.used_slots(slots_ms[-1] + timers.precision_ms)
+        held = held[np.isin(held, [each // timers.precision_ms for each in slots_ms])]
         rows = timers.in_slots(held)
         yield rows.rows(~rows.is_roll)
         if timers.has_rolled:  # what will roll may be in any slot
