@@ -20,7 +20,15 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import BLANK_RECORD, END_OF_FILE_MIN_BYTES, MAGIC_BLANK
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from migrate.report.marker import ConversionSettings
-from migrate.verify.reached import END, NOWHERE, Walk, reached_entries, walk_chains
+from migrate.verify.reached import (
+    END,
+    NOWHERE,
+    Slots,
+    Walk,
+    entries_in_order,
+    reached_entries,
+    walk_chains,
+)
 from migrate.verify.report import Problem
 from timer_wheel.format.checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.format.timer_log import (
@@ -135,7 +143,7 @@ class ReachedMessages:
 
 
 def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessages:
-    """Read queue, timer log and wheel, and walk every slot.
+    """Read queue, timer log and wheel, and walk every slot unless nothing is wrong with any.
 
     Damage is a problem, and what cannot be reached because of it is not among the entries; only a
     disk that refuses raises (SourceError).
@@ -152,10 +160,12 @@ def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessag
         problems += _blank_problems(reader, units, settings.timer_log_file_bytes)
     checkpoint = read_timer_checkpoint(root)
     slots = _read_slots(root, settings, checkpoint, problems)
-    walk = _walk(slots, units)
-    problems += _walk_problems(walk, slots, units)
+    entries = entries_in_order(slots, units, queue, settings.precision_ms)
+    if entries is None:
+        walk = _walk(slots, units)
+        problems += _walk_problems(walk, slots, units)
+        entries = reached_entries(walk, slots.times_ms, units, queue)
     problems += _checkpoint_problems(checkpoint, slots, units, len(queue), settings)
-    entries = reached_entries(walk, slots.times_ms, units, queue)
     return ReachedMessages(entries, tuple(problems))
 
 
@@ -253,22 +263,12 @@ def _blank_problems(reader: SegmentReader, units: TimerUnits, file_bytes: int) -
             yield Problem(TIMER_LOG, f"{segment.path.name}: no blank at {end}")
 
 
-@attrs.frozen(eq=False)
-class _Slots:
-    """The slots that a starting broker's hand will still reach, in the order of their time."""
-
-    times_ms: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
 def _read_slots(
     root: StoreRoot,
     settings: ConversionSettings,
     checkpoint: TimerCheckpoint,
     problems: list[Problem],
-) -> _Slots:
+) -> Slots:
     try:
         wheel = read_wheel(root)
     except FormatError as error:
@@ -289,7 +289,7 @@ def _read_slots(
     problems += each_problem(WHEEL, "slot", len(used), lambda some: some_of(tests, some), used)
     live = np.flatnonzero(~misplaced & ~passed)
     live = live[np.argsort(times_ms[live], kind="stable")]
-    return _Slots(
+    return Slots(
         times_ms[live],
         slots["first_position"][live].astype(np.int64),
         slots["last_position"][live].astype(np.int64),
@@ -297,7 +297,7 @@ def _read_slots(
     )
 
 
-def _walk(slots: _Slots, units: TimerUnits) -> Walk:
+def _walk(slots: Slots, units: TimerUnits) -> Walk:
     last = units.index_at(slots.last)
     previous = new_array(len(units), np.int64)
     for rows in row_blocks(len(units)):
@@ -309,7 +309,7 @@ def _walk(slots: _Slots, units: TimerUnits) -> Walk:
     return walk_chains(np.where(last < 0, NOWHERE, last), previous)
 
 
-def _walk_problems(walk: Walk, slots: _Slots, units: TimerUnits) -> Iterator[Problem]:
+def _walk_problems(walk: Walk, slots: Slots, units: TimerUnits) -> Iterator[Problem]:
     is_reached = walk.steps > 0
     reached_first = np.full(len(is_reached), NO_POSITION, np.int64)
     reached_first[is_reached] = units.positions_at(walk.first[is_reached])
@@ -351,7 +351,7 @@ def some_of(tests: dict[str, NDArray[np.bool_]], rows: slice) -> dict[str, NDArr
 
 def _checkpoint_problems(
     checkpoint: TimerCheckpoint,
-    slots: _Slots,
+    slots: Slots,
     units: TimerUnits,
     queue_length: int,
     settings: ConversionSettings,

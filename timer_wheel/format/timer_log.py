@@ -121,6 +121,11 @@ class TimerUnits:
             positions[rows] = self.positions_at(np.arange(rows.start, rows.stop))
         return positions
 
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """The units of each run, as (index of its first, one past its last), and its position."""
+        ends = [*self.run_indexes[1:].tolist(), len(self)]
+        yield from zip(self.run_indexes.tolist(), ends, self.run_starts.tolist(), strict=True)
+
     def positions_at(self, indexes: Int64Array) -> Int64Array:
         """Where the units of these indexes begin."""
         runs = np.searchsorted(self.run_indexes, indexes, side="right") - 1
