@@ -107,6 +107,21 @@ trailing_zeros: Any = intrinsic(_trailing_zeros)
 """How many of the lowest bits of a word are zero."""
 
 
+def _folded_product(_context: Any, one: Any, other: Any) -> Any:
+    def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        one, other = (builder.zext(argument, wide) for argument in arguments)
+        product = builder.mul(one, other)
+        high = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _I64)
+        return builder.xor(builder.trunc(product, _I64), high)
+
+    return types.uint64(types.uint64, types.uint64), code
+
+
+folded_product: Any = intrinsic(_folded_product)
+"""The two halves of the whole product of two words, one xor the other: for hashing."""
+
+
 def _prefetch(_context: Any, address: Any) -> Any:
     def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()

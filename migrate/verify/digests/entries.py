@@ -14,7 +14,8 @@ import numpy as np
 from message_store.format.layout import Field, Layout
 from message_store.format.record_layout import HEAD_V4_V4, SYS_COMMIT, SYS_TRANSACTION_MASK
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.raw_memory import load_i32, load_i64, store_word
+from message_store.kernels.text import is_text
 from migrate.verify.digests.complaints import LAST_UNREADABLE, Complaint
 from migrate.verify.digests.record_kernel import (
     CONTENT,
@@ -25,7 +26,9 @@ from migrate.verify.digests.record_kernel import (
     REAL_TOPIC_BYTES,
     TOPIC_AT,
     TOPIC_BYTES,
+    fact,
     finish,
+    hash_at,
     step_a,
     step_b,
 )
@@ -84,27 +87,17 @@ def is_readable(complaint: int) -> bool:
 
 
 @inline_kernel
-def _is_topic(topic: Any, facts: Any) -> bool:
-    same = bool(facts[TOPIC_BYTES] == len(topic))
-    index = 0
-    while same and index < len(topic):
-        same = bool(load_u8(facts[TOPIC_AT] + index) == topic[index])
-        index += 1
-    return same
-
-
-@inline_kernel
-def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: Any) -> int:
+def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: int) -> int:
     """What both sides ask: the record agrees with its place, and can be delivered."""
-    if not _is_topic(topic, facts):
+    if not is_text(fact(facts, TOPIC_AT), fact(facts, TOPIC_BYTES), topic):
         return Complaint.TOPIC
     if load_i32(record + _QUEUE_ID_FIELD) != queue_id:
         return Complaint.QUEUE_ID
     if load_i64(record + _LOG_OFFSET_FIELD) != log_offset:
         return Complaint.COMMIT_LOG_OFFSET
-    if facts[REAL_TOPIC_BYTES] == 0:
+    if fact(facts, REAL_TOPIC_BYTES) == 0:
         return Complaint.REAL_TOPIC
-    if facts[REAL_QUEUE_ID] < 0 or facts[REAL_QUEUE_ID] > _INT_MAX:
+    if fact(facts, REAL_QUEUE_ID) < 0 or fact(facts, REAL_QUEUE_ID) > _INT_MAX:
         return Complaint.REAL_QUEUE_ID
     transaction = load_i32(record + _SYS_FLAG_FIELD) & SYS_TRANSACTION_MASK
     if transaction not in (0, SYS_COMMIT):
@@ -113,13 +106,14 @@ def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: 
 
 
 @inline_kernel
-def keep_digest(digests: Any, row: int, hashes: Any, out_ms: int, complaint: int) -> None:
+def keep_digest(digest: int, hashes: int, out_ms: int, complaint: int) -> None:
     """Finish the digest of a record; a complaint makes it another one, so that it cannot match."""
     out, wrong = np.uint64(out_ms), np.uint64(complaint)
-    digests[row, DIGEST_A] = finish(step_a(step_a(hashes[HASH_A], out), wrong))
-    digests[row, DIGEST_B] = finish(step_b(step_b(hashes[HASH_B], out), wrong))
-    digests[row, DIGEST_IDENTITY] = hashes[IDENTITY]
-    digests[row, DIGEST_CONTENT] = hashes[CONTENT]
+    a, b = hash_at(hashes, HASH_A), hash_at(hashes, HASH_B)
+    store_word(digest + 8 * DIGEST_A, finish(step_a(step_a(a, out), wrong)))
+    store_word(digest + 8 * DIGEST_B, finish(step_b(step_b(b, out), wrong)))
+    store_word(digest + 8 * DIGEST_IDENTITY, hash_at(hashes, IDENTITY))
+    store_word(digest + 8 * DIGEST_CONTENT, hash_at(hashes, CONTENT))
 
 
 @kernel("void(uint64[:, ::1], uint8[::1], int64, uint64[:, ::1])")

@@ -10,8 +10,6 @@ Limitations: nothing here reads outside the ``size`` bytes that the caller vouch
 length inside them is checked before it is used.
 """
 
-from typing import Any
-
 import numpy as np
 
 from message_store.format import properties as names
@@ -31,15 +29,20 @@ from message_store.format.record_layout import (
 )
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.crc import crc32
-from message_store.kernels.properties import entry_end_at, name_end_at
 from message_store.kernels.raw_memory import (
     address_of,
+    folded_product,
     load_i8,
     load_i16,
     load_i32,
     load_i64,
+    load_native,
     load_u8,
     load_word,
+    separator_bits,
+    store_native,
+    store_word,
+    trailing_zeros,
 )
 from migrate.verify.digests.complaints import Complaint
 
@@ -48,9 +51,6 @@ _B_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)
 _B_WORD_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _FINISH_FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _FINISH_SECOND = np.uint64(0x94D049BB133111EB)
-
-_LONG_BYTES = 64
-"""From this length on a text runs in two chains."""
 
 
 @inline_kernel
@@ -76,14 +76,29 @@ def finish(state: np.uint64) -> np.uint64:
 
 
 @inline_kernel
-def _last_word(address: int, length: int) -> np.uint64:
-    """The last 8 bytes, or all of fewer. They may overlap the word before: the length is hashed."""
-    if length >= 8:
-        return load_word(address + length - 8)  # type: ignore[no-any-return]
-    word = np.uint64(0)
-    for index in range(length):
-        word |= np.uint64(load_u8(address + index)) << np.uint64(8 * index)
-    return word
+def _pair_a(state: np.uint64, even: np.uint64, odd: np.uint64) -> np.uint64:
+    """Take two words into the first hash, by one product instead of two."""
+    return state ^ folded_product(state ^ even, odd ^ _A_MULTIPLIER)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def _pair_b(state: np.uint64, even: np.uint64, odd: np.uint64) -> np.uint64:
+    """Take two words into the second hash: the other one of them meets the state."""
+    return state ^ folded_product(state ^ odd, even ^ _B_MULTIPLIER)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def _last_pair(address: int, left: int, length: int) -> tuple[np.uint64, np.uint64]:
+    """The ``left`` bytes, 1 to 15, at the end of a text, as two words. They may overlap what was
+    taken before: the length is hashed.
+    """
+    if length < 8:
+        word = np.uint64(0)
+        for index in range(length):
+            word |= np.uint64(load_u8(address + index)) << np.uint64(8 * index)
+        return word, np.uint64(0)
+    last = load_word(address + length - 8)
+    return (load_word(address + length - left), last) if left > 8 else (last, np.uint64(0))
 
 
 @inline_kernel
@@ -94,39 +109,34 @@ def take_bytes(
     a = step_a(a, np.uint64(length))
     b = step_b(b, np.uint64(length))
     done = np.int64(0)
-    if length >= _LONG_BYTES:
-        odd_a, odd_b = a, b
-        while length - done >= 16:
-            even, odd = load_word(address + done), load_word(address + done + 8)
-            a, b = step_a(a, even), step_b(b, even)
-            odd_a, odd_b = step_a(odd_a, odd), step_b(odd_b, odd)
-            done += 16
-        a, b = step_a(a, odd_a), step_b(b, odd_b)
-    while length - done >= 8:
-        word = load_word(address + done)
-        a, b = step_a(a, word), step_b(b, word)
-        done += 8
+    while length - done >= 16:
+        even, odd = load_word(address + done), load_word(address + done + 8)
+        a, b = _pair_a(a, even, odd), _pair_b(b, even, odd)
+        done += 16
     if done < length:
-        word = _last_word(address, length)
-        a, b = step_a(a, word), step_b(b, word)
+        even, odd = _last_pair(address, length & 15, length)
+        a, b = _pair_a(a, even, odd), _pair_b(b, even, odd)
     return a, b
 
 
 @inline_kernel
 def take_bytes_once(state: np.uint64, address: int, length: int) -> np.uint64:
-    """Take the length and that many bytes into the first hash alone, in one chain."""
+    """Take the length and that many bytes into the first hash alone."""
     state = step_a(state, np.uint64(length))
     done = np.int64(0)
-    while length - done >= 8:
-        state = step_a(state, load_word(address + done))
-        done += 8
-    return step_a(state, _last_word(address, length)) if done < length else state
+    while length - done >= 16:
+        state = _pair_a(state, load_word(address + done), load_word(address + done + 8))
+        done += 16
+    if done < length:
+        even, odd = _last_pair(address, length & 15, length)
+        state = _pair_a(state, even, odd)
+    return state
 
 
-# --- what the kernel leaves behind: places in the two scratch arrays ------------------------------
+# --- what the kernel leaves behind: places at two addresses ---------------------------------------
 
 HASH_A, HASH_B, IDENTITY, CONTENT, TOPIC_KEY = range(5)
-"""Places in ``hashes``: the two hashes; who the message is (real topic, unique key, born time);
+"""Places at ``hashes``: the two hashes; who the message is (real topic, unique key, born time);
 what it carries (real topic, body); the real topic alone.
 """
 HASH_COUNT = 5
@@ -149,8 +159,29 @@ HASH_COUNT = 5
     RECORD_CRC_BYTES,
     HEAD_GROWTH,
 ) = range(16)
-"""Places in ``facts``. Addresses are 0 and numbers -1 where there is none."""
+"""Places at ``facts``. Addresses are 0 and numbers -1 where there is none."""
 FACT_COUNT = 16
+
+# Kernels hand each other the addresses of the two arrays, which their caller keeps alive. Counting
+# references to an array at each call took longer than the hashing.
+
+
+@inline_kernel
+def fact(facts: int, which: int) -> int:
+    """One of the facts that are kept at an address."""
+    return load_native(facts + 8 * which)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def _keep(facts: int, which: int, value: int) -> None:
+    store_native(facts + 8 * which, value)
+
+
+@inline_kernel
+def hash_at(hashes: int, which: int) -> np.uint64:
+    """One of the hashes that are kept at an address."""
+    return load_word(hashes + 8 * which)  # type: ignore[no-any-return]
+
 
 # --- the names that matter ------------------------------------------------------------------------
 
@@ -223,53 +254,78 @@ def _number(address: int, length: int) -> int:
 
 
 @inline_kernel
-def _note(kind: int, value_at: int, value_bytes: int, facts: Any) -> None:
+def _note(kind: int, value_at: int, value_bytes: int, facts: int) -> None:
     """Keep what a named property says; the last of equal names wins, as for a broker."""
     if kind == _IS_REAL_TOPIC:
-        facts[REAL_TOPIC_AT] = value_at
-        facts[REAL_TOPIC_BYTES] = value_bytes
+        _keep(facts, REAL_TOPIC_AT, value_at)
+        _keep(facts, REAL_TOPIC_BYTES, value_bytes)
     elif kind == _IS_REAL_QUEUE_ID:
-        facts[REAL_QUEUE_ID] = _number(value_at, value_bytes)
+        _keep(facts, REAL_QUEUE_ID, _number(value_at, value_bytes))
     elif kind == _IS_TAGS:
-        facts[TAGS_AT] = value_at
-        facts[TAGS_BYTES] = value_bytes
+        _keep(facts, TAGS_AT, value_at)
+        _keep(facts, TAGS_BYTES, value_bytes)
     elif kind == _IS_UNIQUE_KEY:
-        facts[UNIQUE_KEY_AT] = value_at
-        facts[UNIQUE_KEY_BYTES] = value_bytes
+        _keep(facts, UNIQUE_KEY_AT, value_at)
+        _keep(facts, UNIQUE_KEY_BYTES, value_bytes)
     elif kind == _IS_DELAY:
-        facts[DELAY] = _number(value_at, value_bytes)
-        facts[FORBIDDEN_COUNT] += 1
+        _keep(facts, DELAY, _number(value_at, value_bytes))
+        _keep(facts, FORBIDDEN_COUNT, fact(facts, FORBIDDEN_COUNT) + 1)
     elif kind == _IS_OUT:
-        facts[OUT_MS] = _number(value_at, value_bytes)
-        facts[OUT_COUNT] += 1
+        _keep(facts, OUT_MS, _number(value_at, value_bytes))
+        _keep(facts, OUT_COUNT, fact(facts, OUT_COUNT) + 1)
     elif kind == _IS_FORBIDDEN:
-        facts[FORBIDDEN_COUNT] += 1
+        _keep(facts, FORBIDDEN_COUNT, fact(facts, FORBIDDEN_COUNT) + 1)
     elif kind == _IS_RECORD_CRC:
-        facts[RECORD_CRC_AT] = value_at
-        facts[RECORD_CRC_BYTES] = value_bytes
+        _keep(facts, RECORD_CRC_AT, value_at)
+        _keep(facts, RECORD_CRC_BYTES, value_bytes)
 
 
 _ENTRY_MARK = names.PROPERTY_SEPARATOR[0]
+_BLOCK_BYTES = 64
+assert SMALLEST_RECORD_BYTES >= _BLOCK_BYTES, "a block that ends in a record begins in it"
+
+
+@inline_kernel
+def _take_entry(
+    a: np.uint64, b: np.uint64, start: int, mark: int, end: int, facts: int
+) -> tuple[np.uint64, np.uint64]:
+    """One property into both hashes, if it is kept, and what it says into ``facts``. ``mark`` is
+    where its name ends, 0 for none.
+    """
+    kind = _NO_NAME
+    if mark > start:
+        kind = _kind_of(start, mark - start)
+        if kind != _NO_NAME and mark + 1 < end:
+            _note(kind, mark + 1, end - mark - 1, facts)
+    if end > start and (kind == _NO_NAME or kind >= _IS_KEPT):
+        a, b = take_bytes(a, b, start, end - start)
+    return a, b
 
 
 @inline_kernel
 def _take_properties(
-    a: np.uint64, b: np.uint64, address: int, length: int, facts: Any
+    a: np.uint64, b: np.uint64, address: int, length: int, facts: int
 ) -> tuple[np.uint64, np.uint64]:
-    """The properties text into both hashes, and what it says into ``facts``."""
+    """The properties text of a record into both hashes, and what it says into ``facts``.
+
+    Separators are searched 64 bytes at a time. The last block ends where the text ends: the record
+    in front of it is longer than a block.
+    """
     end = address + length
-    start = address
-    while start < end:
-        mark = name_end_at(start, end)
-        entry_end = entry_end_at(mark, end)
-        kind = _NO_NAME
-        if start < mark < entry_end:
-            kind = _kind_of(start, mark - start)
-            if kind != _NO_NAME and mark + 1 < entry_end:
-                _note(kind, mark + 1, entry_end - mark - 1, facts)
-        if entry_end > start and (kind == _NO_NAME or kind >= _IS_KEPT):
-            a, b = take_bytes(a, b, start, entry_end - start)
-        start = entry_end + 1
+    start, mark = address, 0
+    while address < end:
+        block = min(address, end - _BLOCK_BYTES)
+        bits = separator_bits(block) >> np.uint64(address - block)
+        while bits != 0:
+            place = address + trailing_zeros(bits)
+            bits &= bits - np.uint64(1)
+            if load_u8(place) == _ENTRY_MARK:
+                a, b = _take_entry(a, b, start, mark, place, facts)
+                start, mark = place + 1, 0
+            elif mark == 0:
+                mark = place
+        address = block + _BLOCK_BYTES
+    a, b = _take_entry(a, b, start, mark, end, facts)
     closed = np.uint64(length > 0 and load_u8(end - 1) == _ENTRY_MARK)
     return step_a(a, closed), step_b(b, closed)
 
@@ -295,12 +351,12 @@ _PROPERTIES_LENGTH_BYTES = PROPERTIES_RUN.length.size
 
 
 @inline_kernel
-def _clear(facts: Any) -> None:
+def _clear(facts: int) -> None:
     for index in range(FACT_COUNT):
-        facts[index] = 0
-    facts[REAL_QUEUE_ID] = -1
-    facts[DELAY] = -1
-    facts[OUT_MS] = -1
+        _keep(facts, index, 0)
+    _keep(facts, REAL_QUEUE_ID, -1)
+    _keep(facts, DELAY, -1)
+    _keep(facts, OUT_MS, -1)
 
 
 @inline_kernel
@@ -321,10 +377,11 @@ def _take_head(
 
 
 @inline_kernel
-def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any) -> int:
-    """Check the record of ``size`` bytes at ``record``, and fill ``hashes`` and ``facts``.
+def read_record(record: int, size: int, seed: np.uint64, hashes: int, facts: int) -> int:
+    """Check the record of ``size`` bytes at ``record``, and fill what ``hashes`` and ``facts`` are
+    the addresses of.
 
-    Returns a complaint. Up to ``LAST_UNREADABLE`` neither array means anything. The two hashes
+    Returns a complaint. Up to ``LAST_UNREADABLE`` neither means anything. The two hashes
     still lack the time that it is due: the caller adds it and finishes them.
     """
     if size < SMALLEST_RECORD_BYTES or load_i32(record + _SIZE_FIELD) != size:
@@ -355,21 +412,22 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     if load_i16(properties - _PROPERTIES_LENGTH_BYTES) != left:
         return Complaint.LENGTHS
     _clear(facts)
-    facts[TOPIC_AT] = topic
-    facts[TOPIC_BYTES] = topic_bytes
-    facts[HEAD_GROWTH] = born_growth + store_growth
+    _keep(facts, TOPIC_AT, topic)
+    _keep(facts, TOPIC_BYTES, topic_bytes)
+    _keep(facts, HEAD_GROWTH, born_growth + store_growth)
     a, b = take_bytes(seed, ~seed, body, body_bytes)
     body_state = a
     a, b = _take_head(a, b, record, born_growth, store_growth)
     a, b = _take_properties(a, b, properties, left, facts)
-    hashes[HASH_A] = a
-    hashes[HASH_B] = b
-    topic_state = take_bytes_once(seed, facts[REAL_TOPIC_AT], facts[REAL_TOPIC_BYTES])
-    hashes[TOPIC_KEY] = finish(topic_state)
-    hashes[CONTENT] = finish(step_a(body_state, topic_state))
-    identity = take_bytes_once(topic_state, facts[UNIQUE_KEY_AT], facts[UNIQUE_KEY_BYTES])
+    store_word(hashes + 8 * HASH_A, a)
+    store_word(hashes + 8 * HASH_B, b)
+    topic_state = take_bytes_once(seed, fact(facts, REAL_TOPIC_AT), fact(facts, REAL_TOPIC_BYTES))
+    store_word(hashes + 8 * TOPIC_KEY, finish(topic_state))
+    store_word(hashes + 8 * CONTENT, finish(step_a(body_state, topic_state)))
+    key_at, key_bytes = fact(facts, UNIQUE_KEY_AT), fact(facts, UNIQUE_KEY_BYTES)
+    identity = take_bytes_once(topic_state, key_at, key_bytes)
     born_ms = np.uint64(load_i64(record + _BORN_TIME_FIELD))
-    hashes[IDENTITY] = finish(step_a(identity, born_ms))
+    store_word(hashes + 8 * IDENTITY, finish(step_a(identity, born_ms)))
     crc = np.int64(crc32(body, body_bytes)) & CRC_MASK
     if body_bytes > 0 and crc != load_i32(record + _CRC_FIELD):
         return Complaint.BODY_CRC

@@ -15,10 +15,18 @@ from message_store.format.record_layout import (
 )
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.crc import crc32
-from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.raw_memory import (
+    load_i32,
+    load_i64,
+    load_u8,
+    load_word,
+    store_native,
+    store_word,
+)
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
 from migrate.verify.digests.complaints import Complaint
 from migrate.verify.digests.entries import (
+    DIGEST_COLUMNS,
     QUEUE_OFFSET_FIELD,
     SOURCE_ENTRY,
     TARGET_ENTRY,
@@ -41,6 +49,8 @@ from migrate.verify.digests.record_kernel import (
     TAGS_AT,
     TAGS_BYTES,
     TOPIC_KEY,
+    fact,
+    hash_at,
     read_record,
 )
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_ROLL
@@ -59,6 +69,7 @@ OVERDUE_COLUMNS = 2
 OVERDUE_EARLIEST, OVERDUE_LATEST = range(OVERDUE_COLUMNS)
 """Columns of ``overdue``, a row for each slot before now, the youngest first."""
 
+_TOPIC_ROW_BYTES, _DIGEST_BYTES = 8 * TOPIC_COLUMNS, 8 * DIGEST_COLUMNS
 _SOURCE_ENTRY_BYTES = SOURCE_ENTRY.size
 _SOURCE_SIZE = SOURCE_ENTRY.offset_of("size_bytes")
 _SOURCE_QUEUE_ID = SOURCE_ENTRY.offset_of("queue_id")
@@ -85,11 +96,10 @@ _RECORD_CRC_DIGITS = 10
 
 
 @inline_kernel
-def _placing(out_ms: int, slot_ms: int, flags: int, rules: Any) -> int:
+def _placing(out_ms: int, slot_ms: int, flags: int, rules: int) -> int:
     """Whether the slot and the flags are right for a message that is out at ``out_ms``."""
-    write_ms = rules[WRITE_TIME_MS]
-    precision_ms = rules[PRECISION_MS]
-    window = rules[WINDOW_SLOTS]
+    write_ms, precision_ms = fact(rules, WRITE_TIME_MS), fact(rules, PRECISION_MS)
+    window = fact(rules, WINDOW_SLOTS)
     rolls = out_ms - write_ms >= window * precision_ms
     if flags != (FLAG_DEFAULT | FLAG_ROLL if rolls else FLAG_DEFAULT):
         return Complaint.FLAGS
@@ -104,9 +114,9 @@ def _placing(out_ms: int, slot_ms: int, flags: int, rules: Any) -> int:
 
 
 @inline_kernel
-def _is_record_crc(record: int, size: int, facts: Any) -> bool:
+def _is_record_crc(record: int, size: int, facts: int) -> bool:
     """Whether the last property is the checksum of all before it, least significant digit first."""
-    digits, count = facts[RECORD_CRC_AT], facts[RECORD_CRC_BYTES]
+    digits, count = fact(facts, RECORD_CRC_AT), fact(facts, RECORD_CRC_BYTES)
     property_bytes = _RECORD_CRC_NAME_BYTES + count + 2
     if count != _RECORD_CRC_DIGITS or digits + count + 1 != record + size:
         return False
@@ -119,7 +129,7 @@ def _is_record_crc(record: int, size: int, facts: Any) -> bool:
 
 
 @inline_kernel
-def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any) -> int:
+def _target_complaint(entry: int, record: int, size: int, rules: int, facts: int) -> int:
     complaint = bookkeeping(record, _TARGET_TOPIC, 0, load_i64(entry), facts)
     if complaint != Complaint.NONE:
         return complaint
@@ -127,53 +137,57 @@ def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any
         return Complaint.QUEUE_OFFSET
     if load_i32(record + _MAGIC_FIELD) != MAGIC_V1:
         return Complaint.MAGIC
-    growth = facts[HEAD_GROWTH]
+    growth = fact(facts, HEAD_GROWTH)
     is_ipv6 = load_i32(record + _SYS_FLAG_FIELD) & SYS_BORN_HOST_IPV6
     born_growth = _STORE_TIME_GROWTH if is_ipv6 else 0
-    if load_i64(record + _STORE_TIME_FIELD + born_growth) != rules[NOW_MS]:
+    if load_i64(record + _STORE_TIME_FIELD + born_growth) != fact(rules, NOW_MS):
         return Complaint.STORE_TIME
     if load_i64(record + _PREPARED_FIELD + growth) != 0:
         return Complaint.PREPARED_OFFSET
-    if facts[OUT_COUNT] != 1 or facts[OUT_MS] < 0:
+    if fact(facts, OUT_COUNT) != 1 or fact(facts, OUT_MS) < 0:
         return Complaint.OUT_TIME
-    if facts[FORBIDDEN_COUNT] != 0:
+    if fact(facts, FORBIDDEN_COUNT) != 0:
         return Complaint.FORBIDDEN_PROPERTY
-    if facts[RECORD_CRC_AT] != 0 and not _is_record_crc(record, size, facts):
+    if fact(facts, RECORD_CRC_AT) != 0 and not _is_record_crc(record, size, facts):
         return Complaint.RECORD_CRC
-    tags_hash = java_hash_utf8(facts[TAGS_AT], facts[TAGS_BYTES])
+    tags_hash = java_hash_utf8(fact(facts, TAGS_AT), fact(facts, TAGS_BYTES))
     if tags_hash not in (NOT_UTF8, load_i64(entry + _TARGET_TAGS_HASH)):
         return Complaint.TAGS_CODE
-    topic_hash = java_hash_utf8(facts[REAL_TOPIC_AT], facts[REAL_TOPIC_BYTES])
+    topic_hash = java_hash_utf8(fact(facts, REAL_TOPIC_AT), fact(facts, REAL_TOPIC_BYTES))
     if topic_hash not in (NOT_UTF8, load_i32(entry + _TARGET_UNIT_TOPIC_HASH)):
         return Complaint.TOPIC_HASH
     slot_ms = load_i64(entry + _TARGET_SLOT_TIME)
-    return _placing(facts[OUT_MS], slot_ms, load_i32(entry + _TARGET_UNIT_FLAGS), rules)
+    return _placing(fact(facts, OUT_MS), slot_ms, load_i32(entry + _TARGET_UNIT_FLAGS), rules)
 
 
 @inline_kernel
-def _count_topic(key: np.uint64, queue_id: int, example: int, keys: Any, rows: Any) -> int:
+def _count_topic(
+    key: np.uint64, queue_id: int, example: int, keys: int, rows: int, mask: int
+) -> int:
     """Count a message of a topic in the open table; returns 1 when the topic is new."""
-    mask = np.uint64(len(keys) - 1)
-    index = key & mask
-    while rows[index, TOPIC_COUNT] != 0 and keys[index] != key:
-        index = index + np.uint64(1) & mask
-    is_new = rows[index, TOPIC_COUNT] == 0
-    if is_new:
-        keys[index] = key
-        rows[index, TOPIC_EXAMPLE] = example
-        rows[index, TOPIC_MAX_QUEUE_ID] = queue_id
-    rows[index, TOPIC_COUNT] += 1
-    rows[index, TOPIC_MAX_QUEUE_ID] = max(rows[index, TOPIC_MAX_QUEUE_ID], queue_id)
-    return 1 if is_new else 0
+    index = int(key) & mask
+    row = rows + _TOPIC_ROW_BYTES * index
+    while fact(row, TOPIC_COUNT) != 0 and load_word(keys + 8 * index) != key:
+        index = index + 1 & mask
+        row = rows + _TOPIC_ROW_BYTES * index
+    count = fact(row, TOPIC_COUNT)
+    store_native(row + 8 * TOPIC_COUNT, count + 1)
+    if count == 0:
+        store_word(keys + 8 * index, key)
+        store_native(row + 8 * TOPIC_EXAMPLE, example)
+    if count == 0 or fact(row, TOPIC_MAX_QUEUE_ID) < queue_id:
+        store_native(row + 8 * TOPIC_MAX_QUEUE_ID, queue_id)
+    return 1 if count == 0 else 0
 
 
 @inline_kernel
-def _note_overdue(out_ms: int, slot_ms: int, rules: Any, overdue: Any) -> None:
+def _note_overdue(out_ms: int, slot_ms: int, rules: int, overdue: int) -> None:
     """Keep the earliest and the latest out time of each slot before now."""
-    number = (rules[WRITE_TIME_MS] - slot_ms) // rules[PRECISION_MS] - 1
+    number = (fact(rules, WRITE_TIME_MS) - slot_ms) // fact(rules, PRECISION_MS) - 1
     if 0 <= number < OVERDUE_SLOTS:
-        overdue[number, OVERDUE_EARLIEST] = min(overdue[number, OVERDUE_EARLIEST], out_ms)
-        overdue[number, OVERDUE_LATEST] = max(overdue[number, OVERDUE_LATEST], out_ms)
+        row = overdue + 8 * OVERDUE_COLUMNS * number
+        store_native(row + 8 * OVERDUE_EARLIEST, min(fact(row, OVERDUE_EARLIEST), out_ms))
+        store_native(row + 8 * OVERDUE_LATEST, max(fact(row, OVERDUE_LATEST), out_ms))
 
 
 @kernel(
@@ -202,6 +216,10 @@ def digest_target(
 
     Stops also when the table of topics is half full: the caller empties it and goes on.
     """
+    hashes_at, facts_at, rules_at = hashes.ctypes.data, facts.ctypes.data, rules.ctypes.data
+    keys_at, rows_at = topic_keys.ctypes.data, topic_rows.ctypes.data
+    digests_at, overdue_at = digests.ctypes.data, overdue.ctypes.data
+    topic_mask = len(topic_keys) - 1
     topics = np.int64(0)
     for index in range(len(topic_keys)):
         topics += topic_rows[index, TOPIC_COUNT] != 0
@@ -213,14 +231,16 @@ def digest_target(
         if not held or 2 * topics >= len(topic_keys):
             return number
         record = buffer + (log_offset - buffer_offset)
-        complaint = read_record(record, size, seed, hashes, facts)
+        complaint = read_record(record, size, seed, hashes_at, facts_at)
         if is_readable(complaint):
             if complaint == Complaint.NONE:
-                complaint = _target_complaint(entry, record, size, rules, facts)
-            keep_digest(digests, number - first, hashes, facts[OUT_MS], complaint)
-            queue_id = facts[REAL_QUEUE_ID]
-            topics += _count_topic(hashes[TOPIC_KEY], queue_id, log_offset, topic_keys, topic_rows)
-            _note_overdue(facts[OUT_MS], load_i64(entry + _TARGET_SLOT_TIME), rules, overdue)
+                complaint = _target_complaint(entry, record, size, rules_at, facts_at)
+            out_ms, queue_id = fact(facts_at, OUT_MS), fact(facts_at, REAL_QUEUE_ID)
+            digest = digests_at + _DIGEST_BYTES * (number - first)
+            keep_digest(digest, hashes_at, out_ms, complaint)
+            key = hash_at(hashes_at, TOPIC_KEY)
+            topics += _count_topic(key, queue_id, log_offset, keys_at, rows_at, topic_mask)
+            _note_overdue(out_ms, load_i64(entry + _TARGET_SLOT_TIME), rules_at, overdue_at)
         complaints[number - first] = complaint
     return last
 
@@ -249,6 +269,7 @@ def digest_source(
     as ``topic_key`` makes them), messages of other real topics are left out. Returns the number of
     the first entry that was not looked at.
     """
+    hashes_at, facts_at, digests_at = hashes.ctypes.data, facts.ctypes.data, digests.ctypes.data
     for number in range(first, last):
         entry = entries + number * _SOURCE_ENTRY_BYTES
         log_offset = load_i64(entry)
@@ -256,22 +277,21 @@ def digest_source(
         if not is_held(log_offset, size, buffer_offset, available):
             return number
         record = buffer + (log_offset - buffer_offset)
-        complaint = read_record(record, size, seed, hashes, facts)
+        complaint = read_record(record, size, seed, hashes_at, facts_at)
         if is_readable(complaint):
             queue_id = load_i32(entry + _SOURCE_QUEUE_ID)
             if complaint == Complaint.NONE:
-                complaint = bookkeeping(record, _SOURCE_TOPIC, queue_id, log_offset, facts)
-            if complaint == Complaint.NONE and facts[DELAY] != queue_id + 1:
+                complaint = bookkeeping(record, _SOURCE_TOPIC, queue_id, log_offset, facts_at)
+            if complaint == Complaint.NONE and fact(facts_at, DELAY) != queue_id + 1:
                 complaint = Complaint.DELAY
             stated_offset = load_i64(record + QUEUE_OFFSET_FIELD)
             if complaint == Complaint.NONE and stated_offset != load_i64(
                 entry + _SOURCE_QUEUE_OFFSET
             ):
                 complaint = Complaint.QUEUE_OFFSET
-            if len(topics) and hashes[TOPIC_KEY] not in topics:
+            if len(topics) and hash_at(hashes_at, TOPIC_KEY) not in topics:
                 complaint = Complaint.LEFT_OUT
-            keep_digest(
-                digests, number - first, hashes, load_i64(entry + _SOURCE_OUT), Complaint.NONE
-            )
+            digest = digests_at + _DIGEST_BYTES * (number - first)
+            keep_digest(digest, hashes_at, load_i64(entry + _SOURCE_OUT), Complaint.NONE)
         complaints[number - first] = complaint
     return last

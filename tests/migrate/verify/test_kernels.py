@@ -49,11 +49,23 @@ def finish(state: int) -> int:
     return state ^ state >> 31
 
 
-def words_of(data: bytes) -> list[int]:
-    whole = [data[at : at + 8] for at in range(0, len(data) - 7, 8)]
-    if len(data) % 8:
-        whole.append(data[-8:] if len(data) > 8 else data)
-    return [int.from_bytes(word, "little") for word in whole]
+def pair_a(state: int, even: int, odd: int) -> int:
+    product = (state ^ even) * (odd ^ 0x9E3779B97F4A7C15)
+    return state ^ product & MASK ^ product >> 64
+
+
+def pair_b(state: int, even: int, odd: int) -> int:
+    product = (state ^ odd) * (even ^ 0xC2B2AE3D27D4EB4F)
+    return state ^ product & MASK ^ product >> 64
+
+
+def pairs_of(data: bytes) -> list[tuple[int, int]]:
+    """Of the last pair a word of 8 bytes may overlap the one before it."""
+    pieces = [(data[at : at + 8], data[at + 8 : at + 16]) for at in range(0, len(data) - 15, 16)]
+    if left := len(data) % 16:
+        last = data[-8:]
+        pieces.append((data[-left:][:8], last) if left > 8 else (last, b""))
+    return [(int.from_bytes(e, "little"), int.from_bytes(o, "little")) for e, o in pieces]
 
 
 def both(state: tuple[int, int], *values: int | bytes) -> tuple[int, int]:
@@ -67,24 +79,17 @@ def _both_word(state: tuple[int, int], word: int) -> tuple[int, int]:
 
 
 def _both_bytes(state: tuple[int, int], data: bytes) -> tuple[int, int]:
-    """The length, then the words; of long texts the pairs of words in two chains first."""
-    state = _both_word(state, len(data))
-    words = words_of(data)
-    if len(data) >= 64:
-        paired = len(data) // 16 * 2
-        odd_state = state
-        for even, odd in zip(words[:paired:2], words[1:paired:2], strict=True):
-            state, odd_state = _both_word(state, even), _both_word(odd_state, odd)
-        state = step_a(state[0], odd_state[0]), step_b(state[1], odd_state[1])
-        words = words[paired:]
-    for word in words:
-        state = _both_word(state, word)
-    return state
+    """The length, then the words by pairs."""
+    a, b = _both_word(state, len(data))
+    for pair in pairs_of(data):
+        a, b = pair_a(a, *pair), pair_b(b, *pair)
+    return a, b
 
 
 def once(state: int, data: bytes) -> int:
-    for word in [len(data), *words_of(data)]:
-        state = step_a(state, word)
+    state = step_a(state, len(data))
+    for pair in pairs_of(data):
+        state = pair_a(state, *pair)
     return state
 
 
