@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASK_MAX_ENTRIES = 1 << 20
-"""A task takes some 15 ms beside its records; a lost one is done again."""
+_TASK_MAX_ENTRIES = 1 << 21
+"""A task takes 50 ms of processor time beside its records; a lost one is done again."""
 _TASK_MIN_ENTRIES = 20_000
 _INLINE_BYTES = 256 << 10
 """Entries of a task up to this size travel with it; more are laid down as a file."""

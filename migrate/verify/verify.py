@@ -346,7 +346,7 @@ def _digest_jobs(
         settings.precision_ms,
         settings.roll_window_slots if settings.engine == WHEEL else _NO_WINDOW_SLOTS,
     )
-    # Both sides together make two tasks a core: a task costs some 15 ms beside its records.
+    # Both sides together make two tasks a core: a task costs 50 ms beside its records.
     parallelism = core_count(spark, VERIFICATION)
     return DigestJobs(spark, options.seed, rules, progress, parallelism, options.scratch)
 
