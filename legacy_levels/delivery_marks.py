@@ -21,6 +21,8 @@ import numpy as np
 
 from message_store.files.small_files import read_small_file, replace_file, write_over
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.consume_queue import Int64Array
 from message_store.reading.recovered_end import RecoveredLog
 from message_store.writing.log import LiveLog
@@ -77,7 +79,7 @@ class DeliveryMark:
             stored_checksum = facts.pop(_CHECKSUM, None)
             if stored_checksum not in (None, crc32(json.dumps(facts).encode())):
                 return None
-            return cls(
+            mark = cls(
                 log_end=int(facts["log_end"]),
                 offsets={int(level): int(at) for level, at in facts["offsets"].items()},
                 tables=tuple(map(int, facts["tables"])),
@@ -90,6 +92,11 @@ class DeliveryMark:
                 last_head=int(facts.get("last_head", 0)),
                 table=str(facts.get("table", "")),
             )
+            numbers = [mark.log_end, mark.last_start, *mark.offsets.values(), *mark.ends.values()]
+            numbers += [number for runs in mark.done.values() for run in runs for number in run]
+            if mark.table:
+                DelayLevels.parse(mark.table)
+            return mark if max(map(abs, numbers)) <= LONG_MAX else None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
@@ -166,7 +173,7 @@ def is_of_a_lost_log(root: Path, table: int, log: LiveLog | RecoveredLog) -> boo
     return latest is not None and table in latest.tables and not latest.is_of(log)
 
 
-def level_ends(root: Path, log: LiveLog) -> dict[int, int]:
+def level_ends(root: Path, log: LiveLog | RecoveredLog) -> dict[int, int]:
     """Where each level queue ended at least, as the marks know it."""
     latest, flushed = read_mark(root, LATEST_NAME), read_mark(root, FLUSHED_NAME)
     ends: dict[int, int] = {}

@@ -36,9 +36,8 @@ def lost_messages_of(root: StoreRoot) -> LostNotes:
 
 def has_time_index(root: StoreRoot) -> bool:
     """Whether a time index was ever here; a loss of power may have taken its queue."""
-    return is_directory(root.consume_queues / TIME_INDEX_TOPIC) or is_present(
-        time_index_state(root)
-    )
+    has_queue = is_directory(root.consume_queues / TIME_INDEX_TOPIC)
+    return has_queue or is_present(time_index_state(root))
 
 
 def pending_in_time_index(root: StoreRoot) -> Units:

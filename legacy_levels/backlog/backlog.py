@@ -5,7 +5,7 @@ Queues are read from their delivery offsets on. Records that no queue knows yet 
 tail. Due times that cannot be right are computed again, and delivered messages are left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,9 +25,9 @@ from legacy_levels.backlog.level_table import (
     reconcile_level_table,
     refuse_mixed_delays,
 )
-from legacy_levels.backlog.log_tail import Known, LogTail, read_tail
+from legacy_levels.backlog.log_tail import Known, LogTail, lacks_beginning, read_tail
 from legacy_levels.backlog.lost_entries import RecoveredEntries, lead_astray, recover_entries
-from legacy_levels.backlog.lost_queues import have_lost_entries
+from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.copies.matching import Waiting, find_delivered
@@ -37,6 +37,7 @@ from legacy_levels.delivery_marks import (
     DeliveryMark,
     checksum,
     is_of_a_lost_log,
+    level_ends,
     mark_to_trust,
     read_mark,
 )
@@ -148,14 +149,14 @@ def read_backlog(
         start = _where_to_start(store, log, offsets_choice, at_least)
         known = Known.now(store, log, queue_file_bytes=queue_file_bytes)
         queues = open_level_queues(root, start.offsets, queue_file_bytes=queue_file_bytes)
-        whole_log |= have_lost_entries(store, queues, start.flushed) or lead_astray(log, queues)
-        tail = read_tail(log, queues, known, whole_log=whole_log)
-        seen = _observe_delays(store, queues, tail, log)
-        table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
+        whole_log |= start.lacks_entries(store, queues) or lead_astray(log, queues)
+        tail = start.read_tail(log, queues, known, whole_log=whole_log)
+        table = _level_table(store, queues, tail, log, start, level_table)
         recovered = recover_entries(log, queues, tail, table)
+        missing = start.without_passed_levels(recovered.missing)
         entries = gather_entries(
             recovered.queues,
-            recovered.missing,
+            missing,
             table,
             newest_ms=tail.newest_ms,
             log_min=log.min_offset,
@@ -166,7 +167,8 @@ def read_backlog(
         end = recovered_end(store, log)  # once more, because a writer may have gone on
         names_from = _names_from(store, start, entries)
         delivered, bytes_scanned = _delivered(log, entries, earliest_ms, tail, names_from, end)
-        delivered |= start.has_passed(recovered.missing, entries)
+        passed = missing.commit_log_offset[start.have_passed(missing)]
+        delivered |= _are_done(entries, passed, tail, start, known)
         pending = entries.pick(_are_pending(entries, delivered))
         return LevelBacklog(
             **{name: getattr(pending, name) for name in _COLUMNS},
@@ -194,29 +196,59 @@ def _readable(root: Path, *, after_crash: bool) -> StoreRoot:
 
 @attrs.frozen
 class _Start:
-    """The offsets from which the levels are read; the mark of the last flush; and the newest mark
-    that the log bears out, if it has to tell what delayOffset.json may not.
+    """The offsets from which the levels are read; the mark of the last flush; ``ends``, where each
+    queue ended at least, as the marks know it; and after a crash the newest mark that the log bears
+    out, which says more than delayOffset.json.
     """
 
     offsets: DelayOffsets
     flushed: DeliveryMark | None
+    ends: Mapping[int, int]
     trusted: DeliveryMark | None = None
+    was_killed: bool = False
 
-    def has_passed(self, missing: LogNotes, entries: Entries) -> BoolArray:
-        """Which entries stand before the trusted offset of their level, though their queue is not
-        there to show it: they were delivered or cancelled.
+    @property
+    def _passed(self) -> Mapping[int, int]:
+        """Of each level the queue offset before which nothing waits."""
+        marked = {} if self.trusted is None else self.trusted.offsets
+        return {**self.offsets.offsets, **marked}
+
+    def lacks_entries(self, store: StoreRoot, queues: Sequence[LevelQueue]) -> bool:
+        """Whether a queue has lost entries that wait, as far as marks or offsets tell."""
+        there = {queue.level: queue.queue_max for queue in queues}
+        is_short = any(
+            end > max(there.get(level, 0), self._passed.get(level, 0))
+            for level, end in self.ends.items()
+        )
+        return is_short or len(cut_queues(store, queues, self.flushed)) > 0
+
+    def read_tail(
+        self, log: SegmentReader, queues: tuple[LevelQueue, ...], known: Known, *, whole_log: bool
+    ) -> LogTail:
+        """The tail of the log; all of it where records say that others of their level stood before
+        them, which the queue lacks.
         """
-        has_passed = new_array(len(entries), np.bool_)
-        has_passed[:] = False
-        if self.trusted is not None and len(missing.rows):
-            offsets = np.zeros(int(missing.queue_id.max()) + 1, np.int64)
-            for level, offset in self.trusted.offsets.items():
-                offsets[level - 1 : level] = offset
-            is_before = missing.commit_log_offset < self.trusted.log_end
-            is_before &= missing.queue_offset < offsets[missing.queue_id]
-            passed = missing.commit_log_offset[is_before]
-            has_passed |= np.isin(entries.commit_log_offset, passed) & ~entries.is_expired
-        return has_passed
+        tail = read_tail(log, queues, known, whole_log=whole_log)
+        if self.was_killed and not whole_log and lacks_beginning(tail, queues):
+            tail = read_tail(log, queues, known, whole_log=True)
+        return attrs.evolve(tail, missing=self.without_passed_levels(tail.missing))
+
+    def have_passed(self, missing: LogNotes) -> BoolArray:
+        """Which of these records stand before the offset of their level, though no queue is there
+        to show it: they were delivered or cancelled.
+        """
+        ids, row_ids = np.unique(missing.queue_id, return_inverse=True)
+        passed = np.array([self._passed.get(each + 1, 0) for each in ids.tolist()], np.int64)
+        have_passed = missing.queue_offset < passed[row_ids]
+        if self.trusted is not None:
+            have_passed &= missing.commit_log_offset < self.trusted.log_end
+        return np.asarray(have_passed)
+
+    def without_passed_levels(self, missing: LogNotes) -> LogNotes:
+        """The records of levels in which any of them waits; the others have their places."""
+        waiting = np.unique(missing.queue_id[~self.have_passed(missing)])
+        rows = missing.rows[np.isin(missing.queue_id, waiting)]
+        return attrs.evolve(missing, rows=rows)
 
 
 def _where_to_start(
@@ -225,15 +257,17 @@ def _where_to_start(
     """The offsets of the chosen file, and the marks. After a loss of power both may be ahead of the
     log, which the latest mark tells: then those of the last flush count, as for an engine.
     """
-    flushed = read_mark(store.path, FLUSHED_NAME)
-    offsets = read_delay_offsets(store.path, choice)
-    if choice != OffsetsChoice.AUTO or store.was_stopped_cleanly:
-        return _Start(offsets.at_least(at_least), flushed)
+    flushed, offsets = read_mark(store.path, FLUSHED_NAME), read_delay_offsets(store.path, choice)
+    recovered = RecoveredLog(log, min(recovered_end(store, log), log.end_offset))
+    ends = level_ends(store.path, recovered)
+    was_killed = not store.was_stopped_cleanly
+    if choice != OffsetsChoice.AUTO or not was_killed:
+        return _Start(offsets.at_least(at_least), flushed, ends, was_killed=was_killed)
     table = checksum(read_small_file(store.config_file(FILE_NAME)))
-    recovered = RecoveredLog(log, recovered_end(store, log))
     if flushed is not None and is_of_a_lost_log(store.path, table, recovered):
         offsets = attrs.evolve(offsets, offsets=flushed.offsets)
-    return _Start(offsets.at_least(at_least), flushed, mark_to_trust(store.path, recovered))
+    mark = mark_to_trust(store.path, recovered)
+    return _Start(offsets.at_least(at_least), flushed, ends, mark, was_killed)
 
 
 def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:
@@ -249,13 +283,17 @@ def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) ->
     return attrs.evolve(entries, is_expired=entries.is_expired | is_neutral)
 
 
-def _observe_delays(
+def _level_table(
     store: StoreRoot,
     queues: tuple[LevelQueue, ...],
     tail: LogTail,
     log: SegmentReader,
-) -> list[ObservedDelays]:
-    """The delays that the messages of each level in use show."""
+    start: _Start,
+    chosen: DelayLevels | None,
+) -> DelayLevels:
+    """The level table, by the delays that the messages of each level in use show. Of a level whose
+    queue is lost the mark has the table.
+    """
     in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
     in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
 
@@ -265,7 +303,13 @@ def _observe_delays(
 
     seen = parallel_map(see_one, in_use)
     refuse_mixed_delays(seen)
-    return seen
+    shown = {one.level: one.newest_ms for one in seen}
+    mark = start.trusted or start.flushed
+    if mark is not None and mark.table:
+        of_mark = DelayLevels.parse(mark.table)
+        untold = {level for level in in_tail if shown.get(level) is None}
+        shown |= {each: of_mark.delay_ms(each) for each in untold if each <= of_mark.max_level}
+    return reconcile_level_table(chosen, shown)
 
 
 def _already_delivered(
@@ -320,6 +364,21 @@ def _delivered(
         offsets = entries.commit_log_offset[rows]
         delivered[rows] |= names.are_done(offsets, offsets) & ~entries.is_expired[rows]
     return delivered, bytes_scanned
+
+
+def _are_done(
+    entries: Entries, passed: Int64Array, tail: LogTail, start: _Start, known: Known
+) -> BoolArray:
+    """Which entries have ``passed``, or a newer record replaces, which waits for another time.
+    Where the queue shows cancels, that is told by the records alone that it may not know of: those
+    that a writer stored since, and the last one of a store that was killed.
+    """
+    offsets, from_log = entries.commit_log_offset, ~entries.in_queue
+    is_done = from_log & np.isin(offsets, passed)
+    is_done |= from_log & np.isin(offsets, tail.notes.replaced_behind(0))
+    if start.was_killed:
+        is_done |= np.isin(offsets, tail.notes.replaced_behind(known.indexed.log_offset))
+    return np.asarray(is_done & ~entries.is_expired)
 
 
 def _trusted_offsets(entries: Entries) -> Int64Array:

@@ -121,6 +121,15 @@ def read_tail(
     )
 
 
+def lacks_beginning(tail: LogTail, queues: tuple[LevelQueue, ...]) -> bool:
+    """Whether records of a level say that others stood before them that its queue lacks."""
+    ends = {queue.level - 1: queue.queue_max for queue in queues}
+    queue_ids, firsts = np.unique(tail.missing.queue_id, return_index=True)
+    ordinals = tail.missing.queue_offset[firsts].tolist()
+    ids = queue_ids.tolist()
+    return any(at > ends.get(each, 0) for each, at in zip(ids, ordinals, strict=True))
+
+
 def _units_of(queue: LevelQueue) -> UnitArray:
     both = queue.history.units, queue.entries.units
     if not len(queue.history):

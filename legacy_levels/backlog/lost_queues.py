@@ -11,7 +11,7 @@ The log still has the records, unless retention took them. Two kinds of evidence
   of ``delaywheel`` show this; a store that only brokers used has none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
@@ -65,15 +65,6 @@ def cut_queues(
         return ()
     cuts = (_cut(store, mark, queue) for queue in queues)
     return tuple(cut for cut in cuts if cut is not None)
-
-
-def have_lost_entries(
-    store: StoreRoot, queues: Sequence[LevelQueue], mark: DeliveryMark | None
-) -> bool:
-    """Whether a queue is cut, or one is not there of which the flush of a ``mark`` knew entries."""
-    there = {queue.level for queue in queues}
-    is_gone = mark is not None and any(mark.ends[level] for level in mark.ends.keys() - there)
-    return is_gone or len(cut_queues(store, queues, mark)) > 0
 
 
 def _cut(store: StoreRoot, mark: DeliveryMark, queue: LevelQueue) -> CutQueue | None:

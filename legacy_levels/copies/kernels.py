@@ -27,7 +27,6 @@ from message_store.format.record_layout import (
     SYS_STORE_HOST_IPV6,
     SYS_TRANSACTION_MASK,
 )
-from message_store.intake.rescheduling import replaced_at
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.log import (
     AT_FLAG,
@@ -55,12 +54,21 @@ from message_store.kernels.log import (
     store_time_at,
 )
 from message_store.kernels.properties import entry_end_at, name_end_at
-from message_store.kernels.raw_memory import load_i32, load_i64
-from message_store.kernels.text import equal_bytes, hash_bytes, is_text, mix64, plain_number
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.text import (
+    equal_bytes,
+    hash_bytes,
+    is_text,
+    mix64,
+    plain_number,
+    whole_number,
+)
 from message_store.redelivery.lineage import first_offset_at
 
-LEVEL_RECORD, DELIVERED_COPY = 1, 2
-"""What a noted record is: one waiting in a level, or one that is the copy of another."""
+LEVEL_RECORD, DELIVERED_COPY, REPLACEMENT = 1, 2, 3
+"""What a noted record is: one waiting in a level, one that is the copy of another, or one waiting
+in a level that is in its queue, and replaces another.
+"""
 
 KIND, OFFSET, SIZE, QUEUE_ID, QUEUE_OFFSET, STORE_MS, NAMED, DIGEST_1, DIGEST_2 = range(9)
 """Columns of a note; ``NAMED`` is where the record lies that a copy names, or that one replaces
@@ -88,6 +96,10 @@ _REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
 _MADE_ANEW = (names.CRC32, names.INNER_MULTI_DISPATCH, names.INNER_MULTI_QUEUE_OFFSET)
 _ANEW_1, _ANEW_2, _ANEW_3 = (np.frombuffer(name.encode(), np.uint8) for name in _MADE_ANEW)
+_RESCHEDULED = np.frombuffer(names.RESCHEDULED_FROM.encode(), np.uint8)
+_PARTS, _DIGITS, _HALF = 3, names.REPLACEMENT_DIGITS, names.REPLACEMENT_DIGITS // 2
+_TEXT_BYTES = _PARTS * (_DIGITS + 1) - 1
+_HALF_OF_IT, _TOO_HIGH, _SPACE = 10**_HALF, 10**8, ord(" ")
 _UNIT_BYTES = QUEUE_UNIT.size
 _UNIT_OFFSET = QUEUE_UNIT.offset_of("commit_log_offset")
 _UNIT_SIZE = QUEUE_UNIT.offset_of("size_bytes")
@@ -199,6 +211,42 @@ def _kind_of(record: int, is_named: bool, parts: Any) -> int:
 
 
 @inline_kernel
+def _replaced_at(record: int, offset: int, parts: Any) -> int:
+    """Where the record lies that is replaced by a waiting one, which lies at an offset of the log;
+    its own offset where it replaces none (``rescheduling.replaced_offset``).
+    """
+    place = record + parts[PROPERTIES_AT]
+    end = place + parts[PROPERTIES_BYTES]
+    replaced = offset
+    while place < end:
+        name_end = name_end_at(place, end)
+        pair_end = entry_end_at(name_end, end)
+        if pair_end > name_end + 1 and is_text(place, name_end - place, _RESCHEDULED):
+            replaced = _replaced_by_text(name_end + 1, pair_end - name_end - 1, offset)
+        place = pair_end + 1
+    return replaced
+
+
+@inline_kernel
+def _replaced_by_text(text: int, length: int, offset: int) -> int:
+    """The same by the property's text; of several with that name, the last one counts."""
+    if length != _TEXT_BYTES:
+        return offset
+    older, own = offset, -1
+    for part in range(_PARTS):
+        number = text + part * (_DIGITS + 1)
+        high = whole_number(number, _HALF, _HALF)
+        low = whole_number(number + _HALF, _HALF, _HALF)
+        if high < 0 or low < 0 or (part and load_u8(number - 1) != _SPACE):
+            return offset
+        if part == 0 and high < _TOO_HIGH:
+            older = high * _HALF_OF_IT + low
+        elif part == 1 and high < _TOO_HIGH:
+            own = high * _HALF_OF_IT + low
+    return older if own == offset and older < own else offset
+
+
+@inline_kernel
 def _is_confirmed(offset: int, size: int, queue_id: int, expected: Any) -> bool:
     """Whether the next unit of its queue leads to a level record; the units before it are passed,
     since no record is where they say.
@@ -232,8 +280,8 @@ def note_window(
     """Walk the whole records of a buffer; note those waiting in levels and those delivered.
 
     A level record that its queue's next unit in ``expected`` leads to is counted there and not
-    noted, but as a copy where it replaces another; ``expected`` has rows of ``EXPECTED_COLUMNS``,
-    or none where all are to be noted. ``notes`` has a
+    noted, but where it replaces another; ``expected`` has rows of ``EXPECTED_COLUMNS``, or none
+    where all are to be noted. ``notes`` has a
     row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are only made of
     copies that name no record. ``results`` gets how many notes, where the walk stopped, why
     (``log_kernels``), and the newest store time, 0 for none.
@@ -253,10 +301,10 @@ def note_window(
         kind = _kind_of(record, named < base + place, parts)
         size, queue_id = load_i32(record + AT_SIZE), load_i32(record + AT_QUEUE_ID)
         if kind == LEVEL_RECORD:
-            named = min(named, replaced_at(record, base + place, parts))
+            named = _replaced_at(record, base + place, parts)
         is_named = named < base + place
         if kind == LEVEL_RECORD and _is_confirmed(base + place, size, queue_id, expected):
-            kind = DELIVERED_COPY if is_named else 0
+            kind = REPLACEMENT if is_named else 0
         if kind:
             note = notes[count]
             note[KIND] = kind

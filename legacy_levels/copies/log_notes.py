@@ -25,6 +25,7 @@ from legacy_levels.copies.kernels import (
     OFFSET,
     QUEUE_ID,
     QUEUE_OFFSET,
+    REPLACEMENT,
     SCRATCH_SLOTS,
     SIZE,
     STOPPED_AT,
@@ -92,11 +93,15 @@ class LogNotes:
 
     @property
     def delivered_copies(self) -> "LogNotes":
-        """Copies of others: those that a broker delivered from a level, and all that name one. A
-        record that waits for another time names the older record that it replaces.
-        """
-        is_copy = (self.rows[:, KIND] == DELIVERED_COPY) | ~self.names_none
-        return attrs.evolve(self, rows=self.rows[is_copy])
+        """Copies of others: those that a broker delivered from a level, and all that name one."""
+        return self.of_kind(DELIVERED_COPY)
+
+    def replaced_behind(self, commit_log_offset: int) -> Int64Array:
+        """Where the records lie that others replace, which end there or behind it."""
+        kind, ends = self.rows[:, KIND], self.rows[:, OFFSET] + self.rows[:, SIZE]
+        replaces = ((kind == LEVEL_RECORD) | (kind == REPLACEMENT)) & ~self.names_none
+        replaced: Int64Array = self.rows[replaces & (ends >= commit_log_offset), NAMED]
+        return replaced
 
     @property
     def commit_log_offset(self) -> Int64Array:

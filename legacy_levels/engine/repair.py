@@ -219,7 +219,8 @@ def refuse_another_table(
         for level, head in heads.items():
             queue = live.queue(LEVEL_TOPIC, level - 1)
             if level > table.max_level:
-                if is_message(queue.units(head, queue.max_offset)).any():
+                waits = is_message(queue.units(head, queue.max_offset)).any()
+                if waits or level in rebuilt:
                     problems.append(f"messages wait in level {level}, which it does not have")
                 continue
             shown = set(_shown_delays_ms(reader, queue, head).tolist())

@@ -6,6 +6,7 @@ that matter.
 Nothing is escaped, so names and values cannot hold the two separators (docs/FORMAT.md, properties).
 """
 
+import re
 from collections.abc import Iterable
 
 from message_store.base.errors import BadFieldError
@@ -54,6 +55,8 @@ RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 """Of a retry: the offset message id of the record that was received first."""
 RESCHEDULED_FROM = "RESCHEDULED_FROM"
+REPLACEMENT_DIGITS = 20
+_REPLACEMENT = re.compile(" ".join([rf"(\d{{{REPLACEMENT_DIGITS}}})"] * 3), re.ASCII)
 """delaywheel's own, of a message that was rescheduled: three numbers, see docs/FORMAT.md."""
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
@@ -133,3 +136,20 @@ def offset_of_text(text: str) -> int | None:
     if len(number) > OFFSET_DIGITS:
         return None
     return int(number) if not dash or text == offset_text(int(number)) else None
+
+
+def replacement_text(older: int, own: int, promised_ms: int) -> str:
+    """What RESCHEDULED_FROM says: where the older message's first record lies, where this one
+    lies, and for when the older was promised. Always equally long.
+    """
+    return " ".join(str(number).zfill(REPLACEMENT_DIGITS) for number in (older, own, promised_ms))
+
+
+def replacement_of_text(text: str) -> tuple[int, int, int] | None:
+    """The same read; None for any other text.
+
+    >>> replacement_of_text(replacement_text(7, 99, 1_000)), replacement_of_text("7 99 1000")
+    ((7, 99, 1000), None)
+    """
+    found = _REPLACEMENT.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3]))

@@ -11,14 +11,12 @@ lies, where this one lies, and for when the older was promised. Delivered copies
 They lie elsewhere, so it says nothing of them.
 
 A level queue that was lost and rebuilt from the log does not show what was cancelled. There too the
-newer record tells: what it replaces waits no more.
+newer record tells: the entry of what it replaces is a cancelled one.
 """
 
-import re
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
-import numpy as np
 
 from message_store.base.errors import FormatError, SourceError
 from message_store.format import properties as names
@@ -26,21 +24,9 @@ from message_store.format.message import StoredMessage
 from message_store.intake.records import kept_entries
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
-from message_store.kernels.cache import inline_kernel
-from message_store.kernels.log import PROPERTIES_AT, PROPERTIES_BYTES
-from message_store.kernels.properties import entry_end_at, name_end_at
-from message_store.kernels.raw_memory import load_u8
-from message_store.kernels.text import is_text, whole_number
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import StoreEnds
 from message_store.writing.store import LiveStore
-
-_DIGITS, _HALF = 20, 10
-_PARTS = 3
-_TEXT = re.compile(" ".join([r"(\d{20})"] * _PARTS), re.ASCII)
-_TEXT_BYTES = _PARTS * (_DIGITS + 1) - 1
-_TEN_DIGITS, _TOO_HIGH, _SPACE = 10**_HALF, 10**8, ord(" ")
-_NAME = np.frombuffer(names.RESCHEDULED_FROM.encode(), np.uint8)
 
 
 class ReschedulingStore(Protocol):
@@ -78,8 +64,7 @@ def for_another_time(message: StoredMessage) -> StoredMessage:
 
 def replacing(older: Receipt, commit_log_offset: int) -> tuple[tuple[str, str]]:
     """The property of the record at an offset that replaces an older one; always equally long."""
-    numbers = older.commit_log_offset, commit_log_offset, older.promised_ms
-    text = " ".join(str(number).zfill(_DIGITS) for number in numbers)
+    text = names.replacement_text(older.commit_log_offset, commit_log_offset, older.promised_ms)
     return ((names.RESCHEDULED_FROM, text),)
 
 
@@ -97,48 +82,12 @@ def replaced_offset(message: StoredMessage, first: int) -> int | None:
 
 
 def _replaced_by(message: StoredMessage, first: int) -> tuple[int | None, int]:
-    parts = _TEXT.fullmatch(message.properties.get(names.RESCHEDULED_FROM, ""))
-    if parts is None:
+    numbers = names.replacement_of_text(message.properties.get(names.RESCHEDULED_FROM, ""))
+    if numbers is None:
         return None, 0
-    older, own, promised_ms = map(int, parts.groups())
+    older, own, promised_ms = numbers
     is_of_first = own == first and message.topic in names.WAITING_TOPICS
     return (older, promised_ms) if is_of_first and older < own else (None, 0)
-
-
-@inline_kernel
-def replaced_at(record: int, offset: int, parts: Any) -> int:
-    """Where the record lies that is replaced by a waiting one in memory, with these ``parts``,
-    which lies at an offset of the log; its own offset where it replaces none.
-    """
-    place = record + parts[PROPERTIES_AT]
-    end = place + parts[PROPERTIES_BYTES]
-    replaced = offset
-    while place < end:
-        name_end = name_end_at(place, end)
-        pair_end = entry_end_at(name_end, end)
-        if pair_end > name_end + 1 and is_text(place, name_end - place, _NAME):
-            replaced = _replaced_by_text(name_end + 1, pair_end - name_end - 1, offset)
-        place = pair_end + 1
-    return replaced
-
-
-@inline_kernel
-def _replaced_by_text(text: int, length: int, offset: int) -> int:
-    """The same by the property's text; of several with that name, the last one counts."""
-    if length != _TEXT_BYTES:
-        return offset
-    older, own = offset, -1
-    for part in range(_PARTS):
-        number = text + part * (_DIGITS + 1)
-        high = whole_number(number, _HALF, _HALF)
-        low = whole_number(number + _HALF, _HALF, _HALF)
-        if high < 0 or low < 0 or (part and load_u8(number - 1) != _SPACE):
-            return offset
-        if part == 0 and high < _TOO_HIGH:
-            older = high * _TEN_DIGITS + low
-        elif part == 1 and high < _TOO_HIGH:
-            own = high * _TEN_DIGITS + low
-    return older if own == offset and older < own else offset
 
 
 def finish_rescheduling(store: ReschedulingStore, waiting_topic: str) -> None:

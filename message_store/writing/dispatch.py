@@ -109,6 +109,7 @@ class Dispatcher:
         self._is_whole_log = True
         self._lacks_beginning = False
         self._damaged: list[tuple[int, int]] = []
+        self._replaced: list[int] = []
 
     def run(self, start: int, end: int, only: Container[tuple[str, int]] | None = None) -> bool:
         """Dispatch the records between two commit log offsets; those of some queues ``only``.
@@ -123,6 +124,8 @@ class Dispatcher:
             for rows in self._records(start, end):
                 for topic, one_queue in _by_queue(rows):
                     name = (topic, int(one_queue["queue_id"][0]))
+                    if topic == names.LEVEL_TOPIC and deal_with == self._repair:
+                        self._replaced += _replaced_by(one_queue)
                     if only is None or name in only:
                         deal_with(self._queues.queue(*name), one_queue)
         return not self._lacks_beginning
@@ -176,9 +179,15 @@ class Dispatcher:
             return
         queue.begin_at(first)
         units = _as_neutral_as_before(queue, rows, self._units(queue.topic, rows))
+        self._neutralise(units, np.isin(rows["commit_log_offset"], self._replaced), rows.ends)
         queue.append(self._with_gaps_filled(queue, rows, units))
         self._known_ends.pop(name, None)
         self.dispatched += len(rows)
+
+    @staticmethod
+    def _neutralise(units: UnitArray, which: NDArray[np.bool_], ends: Int64s) -> None:
+        units["commit_log_offset"][which] = ends[which] - NEUTRAL_SIZE
+        units["size_bytes"][which] = NEUTRAL_SIZE
 
     def _with_gaps_filled(self, queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
         """These new entries, with neutral ones where ordinals are missing: of damaged records. Else
@@ -391,6 +400,16 @@ def _can_be_torn(queue: LiveQueue, queue_offset: int) -> bool:
     """Whether an entry lies in two sectors: within one, a disk writes all of it or nothing."""
     position = queue_offset * QUEUE_UNIT.size % queue.segments.file_bytes
     return position % SECTOR_BYTES + QUEUE_UNIT.size > SECTOR_BYTES
+
+
+def _replaced_by(rows: _Rows) -> list[int]:
+    """Where the records lie that these ones of a level replace (``intake.rescheduling``)."""
+    texts, offsets, replaced = rows.property(names.RESCHEDULED_FROM), rows["commit_log_offset"], []
+    for row in np.flatnonzero(texts.lengths).tolist():
+        numbers = names.replacement_of_text(texts[row].decode("utf-8", "replace"))
+        if numbers is not None and numbers[0] < numbers[1] == offsets[row]:
+            replaced.append(numbers[0])
+    return replaced
 
 
 def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:

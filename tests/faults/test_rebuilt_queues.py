@@ -11,12 +11,16 @@ import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.backlog.lost_queues import gone_queues
-from message_store import AfterMs, DelayStore, ManualClock, Message, Receipt
+from legacy_levels.engine.store import LevelStore
+from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message, Receipt
+from message_store.base.errors import OptionsError
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.consume_queue import is_neutral, read_queue
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
-from tests.faults.engines import OPEN, abandon
+from tests.faults.engines import OPEN, SMALL, abandon
 
 START_MS = 1_793_000_000_000
 ENGINES = pytest.mark.parametrize("engine", OPEN)
@@ -94,7 +98,10 @@ def looked_at(path: Path, clock: ManualClock) -> Counter[str | None]:
 
 
 @ENGINES
-def test_a_message_that_was_rescheduled_waits_for_one_time(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_closed", [False, True], ids=["killed", "closed"])
+def test_a_message_that_was_rescheduled_waits_for_one_time(
+    engine: str, is_closed: bool, tmp_path: Path
+) -> None:
     """Of a level the queue alone shows a cancel, but the newer record names the older one."""
     clock, path = ManualClock(START_MS), tmp_path / "store"
     store = OPEN[engine](path, clock)
@@ -106,7 +113,7 @@ def test_a_message_that_was_rescheduled_waits_for_one_time(engine: str, tmp_path
     assert isinstance(moved, Receipt)
     store.reschedule(moved, AfterMs(FAR_MS // 2))
     put_one(store, "Q", FAR_MS)
-    abandon(store)
+    store.close() if is_closed else abandon(store)
     lose_queues(path)
     keys = {"N0", "N1", "N2", "F0", "F1", "F2", "Q"}
     assert looked_at(path, clock) == Counter(keys)
@@ -121,8 +128,9 @@ def test_a_message_that_was_rescheduled_waits_for_one_time(engine: str, tmp_path
 
 
 @ENGINES
+@pytest.mark.parametrize("is_closed", [False, True], ids=["killed", "closed"])
 def test_what_was_cancelled_before_the_offset_of_a_lost_queue_is_not_shown(
-    engine: str, tmp_path: Path
+    engine: str, is_closed: bool, tmp_path: Path
 ) -> None:
     """The opening goes on from where the levels stood, and so does a listing."""
     clock, path = ManualClock(START_MS), tmp_path / "store"
@@ -133,12 +141,71 @@ def test_what_was_cancelled_before_the_offset_of_a_lost_queue_is_not_shown(
     for _ in range(3):  # the levels save their offsets every ten seconds
         advance(store, clock, 10_000)
     waits = put(store, "P", 2, NEAR_MS)
-    abandon(store)
+    store.close() if is_closed else abandon(store)
     lose_queues(path)
     assert looked_at(path, clock) == Counter(waits)
     again = OPEN[engine](path, clock)
     assert Counter(each.unique_key for each in again.pending()) == Counter(waits)
     assert Counter(advance(again, clock, 2 * NEAR_MS)) == Counter(waits)
+    again.close()
+
+
+def lose_level(path: Path, level: int) -> None:
+    """Take away the queue of a level."""
+    shutil.rmtree(path / "consumequeue" / LEVEL_TOPIC / str(level - 1))
+
+
+def test_records_tell_of_others_before_them_that_a_lost_queue_had(tmp_path: Path) -> None:
+    """A reschedule makes the queues durable, before any mark knows of their entries."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN["levels"](path, clock)
+    put_one(store, "M0", FAR_MS)
+    moved = put_one(store, "M1", 60_000)
+    put_one(store, "N", 1_000)
+    store.reschedule(moved, AfterMs(FAR_MS))
+    advance(store, clock, 1_100)
+    abandon(store)
+    lose_level(path, 17)
+    assert looked_at(path, clock) == Counter(["M0", "M1"])
+    again = OPEN["levels"](path, clock)
+    assert Counter(each.unique_key for each in again.pending()) == Counter(["M0", "M1"])
+    again.close()
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["killed", "closed"])
+def test_a_lost_queue_is_read_with_the_table_of_its_day(tmp_path: Path, is_closed: bool) -> None:
+    """No entry shows the delay any more; by another table messages would be early."""
+    table, short = DelayLevels.parse("1s 5s 10m"), DelayLevels.parse("1s 5s")
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = LevelStore.open(path, clock=clock, settings=SMALL, levels=table)
+    put(store, "N", 2, NEAR_MS)
+    put(store, "F", 2, 600_000)
+    store.flush()
+    advance(store, clock, NEAR_MS + 1_000)
+    store.flush()
+    store.close() if is_closed else abandon(store)
+    lose_level(path, 3)
+    for other in (None, short):
+        with pytest.raises(OptionsError, match=r"10m|level 3"):
+            read_backlog(path, after_crash=True, level_table=other)
+        with pytest.raises(OptionsError, match=r"10m|level 3"):
+            LevelStore.open(path, clock=clock, settings=SMALL, levels=other)
+    found = read_backlog(path, after_crash=True, level_table=table)
+    assert found.due_ms.tolist() == [START_MS + 600_000] * 2
+
+
+def test_a_replaced_message_was_cancelled_and_not_delivered(tmp_path: Path) -> None:
+    """What became of it is told by the entry that the rebuilt queue gets."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN["levels"](path, clock)
+    older = put_one(store, "K", NEAR_MS)
+    store.reschedule(older, AfterMs(FAR_MS))
+    put_one(store, "Q", FAR_MS)
+    abandon(store)
+    lose_queues(path)
+    again = OPEN["levels"](path, clock)
+    assert again.cancel(older) is Cancellation.CANCELLED
+    assert not [each for each in again.check() if "delivered" in each.text]
     again.close()
 
 

@@ -207,7 +207,7 @@ def test_only_what_concerns_the_levels_is_noted(changed: dict[str, Any], kind: i
     [
         ({}, 0, DELIVERED_COPY),
         ({"topic": "TopicB", "properties": b""}, 0, DELIVERED_COPY),
-        ({"topic": SCHEDULE_TOPIC}, 0, LEVEL_RECORD),
+        ({"topic": SCHEDULE_TOPIC}, NAMES_NONE, LEVEL_RECORD),
         ({"store_ip": bytes(16), "sys_flag": STORE_HOST_IPV6}, 0, DELIVERED_COPY),
         ({"prepared_transaction_offset": 0}, NAMES_NONE, DELIVERED_COPY),
         ({"prepared_transaction_offset": 77}, NAMES_NONE, DELIVERED_COPY),
@@ -222,7 +222,7 @@ def test_a_copy_is_noted_with_the_record_that_it_names(
     record = attrs.evolve(COPY, **{"prepared_transaction_offset": ~0, **changed})
     _, note = notes_of(WAITING, record)
     assert (note[NAMED], note[KIND]) == (named, kind)
-    assert bool(note[DIGEST_1]) is (named == NAMES_NONE)
+    assert bool(note[DIGEST_1]) is (named == NAMES_NONE and kind == DELIVERED_COPY)
 
 
 FIRST_RECORD_BYTES = len(encode_record(WAITING))
