@@ -138,6 +138,13 @@ class Known:
     under_way: set[Stage] = attrs.field(factory=set)
     """The marks of what some thread does to it now."""
 
+    @property
+    def is_vague(self) -> bool:
+        """Whether so much may be left that what comes of it is no more to be kept in mind: each try
+        doubles it until the next flush.
+        """
+        return len(self.since) > _MANY
+
     def become(self, may: Iterable[Left]) -> None:
         """These are possible now, and no others."""
         self.may = frozenset(may)
@@ -161,7 +168,7 @@ class Known:
         if is_done:
             done = frozenset(left for left in self.may if set(marks) <= set(left))
             self.may = done or self.may
-        if len(self.since) > _MANY:  # of seeks long ago nobody needs to know
+        if self.is_vague:  # of seeks long ago nobody needs to know
             self.may, self.since = _without(self.may), _without(self.since)
         elif not keeps:
             self.may, self.since = _without(self.may, marks), _without(self.since, marks)

@@ -329,6 +329,8 @@ class GroupRun(RandomRun):
         account, hands = some
         hand: Hand | None = hands[0]
         while hand is not None:
+            if account.known[hand.name].is_vague:
+                return
             retries, to = hand.message.retries, account.stage_after_retry(hand)
             self._give_back(account, self.group(account), hand, None, None)
             if to == DEAD:
