@@ -24,7 +24,6 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.rocksdb.view import tables_in
 from message_store.files.small_files import (
     identity_of,
     require_same_directory,
@@ -97,7 +96,7 @@ class IndexDb:
         self._on_damage: Callable[[], None] = _nothing
         self._identity: tuple[int, int] | None = None
         self._views = WeakSet[IndexView]()
-        found, access = tables_in(path), rocksdict.AccessType
+        access = rocksdict.AccessType
         with self._told():
             self._db = rocksdict.Rdict(
                 str(path),
@@ -107,11 +106,6 @@ class IndexDb:
             )
             self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
-            named = {Path(each["name"]).name for each in self._db.live_files()}
-        self.has_forgotten = not found <= named
-        """Whether a table lay there that the manifest does not name. Of a database that was closed
-        that is damage: the manifest was longer.
-        """
         self._identity = identity_of(path)
         belongs_to_this_process(self)
 

@@ -51,7 +51,6 @@ from timer_wheel.reading.ownership import (
     is_void,
     read_active,
     trust_index,
-    void_index,
 )
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import are_of_cancel, without_target
@@ -211,9 +210,6 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
             raise DamagedIndexError("damaged", path=index_path(store.root))
         db = IndexDb(index_path(store.root))
         try:
-            if store.was_clean and db.has_forgotten:
-                void_index(store.root)
-                raise DamagedIndexError("its manifest was cut", path=db.path)
             state = db.state()
             if state is not None and _is_of(store, state, db.newest(), active):
                 return _brought_up(store, db, state, active)

@@ -71,10 +71,7 @@ def read_index(root: StoreRoot) -> IndexContent:
     """
     path = index_path(root)
     names = [wheel.name for wheel in WHEELS]
-    families = open_families(
-        path, "default", *names, MARKS, IDS, names_all=root.was_stopped_cleanly
-    )
-    with families as [whole, *wheels, of_marks, of_ids]:
+    with open_families(path, "default", *names, MARKS, IDS) as [whole, *wheels, of_marks, of_ids]:
         state = whole.get(STATE_KEY)
         waiting = [_blocks(view, path, BLOCK_KEY, WAITING_ROW, "slot_ms") for view in wheels]
         marks, _ = _blocks(of_marks, path, BLOCK_KEY, WAITING_ROW, "slot_ms")

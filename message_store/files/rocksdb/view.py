@@ -130,17 +130,9 @@ class FamilyView:
             pass
 
 
-def tables_in(directory: Path) -> set[str]:
-    """The names of the files there that hold rows."""
-    return {each.name for each in directory.glob("*.sst")}
-
-
 @contextmanager
-def open_families(
-    directory: Path, *families: str, names_all: bool = False
-) -> Iterator[list[FamilyView]]:
-    """Column families of the database in this directory; with ``names_all`` its manifest has to
-    name every table that lies there, as that of a closed one does.
+def open_families(directory: Path, *families: str) -> Iterator[list[FamilyView]]:
+    """Column families of the database in this directory.
 
     Raises SourceError for a database that cannot be opened, UnsupportedStoreError where rocksdict
     is not installed.
@@ -157,10 +149,6 @@ def open_families(
                 {name: _options() for name in names},
                 rocksdict.AccessType.read_only(False),
             )
-        named = {Path(each["name"]).name for each in database.live_files()}
-        if names_all and (forgotten := tables_in(Path(view)) - named):
-            database.close()
-            raise SourceError(f"{directory}: its manifest does not name {min(forgotten)}")
         opened = {name: database.get_column_family(name) for name in families if name in names}
         try:
             yield [FamilyView(opened.get(name), directory) for name in families]

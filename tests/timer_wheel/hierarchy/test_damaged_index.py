@@ -3,7 +3,6 @@
 the index is made anew from the queue, and every message is delivered once.
 """
 
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -14,9 +13,8 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
-from message_store.base.errors import DelayStoreError, SourceError, StoreClosedError
+from message_store.base.errors import DelayStoreError, StoreClosedError
 from message_store.writing.settings import StoreSettings
-from migrate.look.pending import pending_messages
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.hierarchy import opening
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
@@ -181,31 +179,6 @@ def test_an_index_that_was_found_damaged_is_made_anew_though_the_store_is_killed
         assert sum(len(block.rows) for block in db.blocks("hours")) > 0
     with open_store(path, clock) as store:
         assert len(list(store.pending())) == COUNT - 1
-
-
-def test_a_table_that_the_manifest_of_a_closed_index_does_not_name_makes_it_void(
-    tmp_path: Path, closed: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A manifest that was cut between two of its records leads to blocks of several times."""
-    path, clock = tmp_path / "store", ManualClock(START_MS)
-    shutil.copytree(closed[0], path)
-    forgotten = tables(path)[0].with_name("099999.sst")
-    shutil.copy(tables(path)[0], forgotten)
-    with pytest.raises(SourceError, match=re.escape("its manifest does not name 099999.sst")):
-        list(pending_messages(path, now_ms=START_MS))
-    made_anew: list[Path] = []
-
-    def noted(index: Path) -> None:
-        made_anew.append(index)
-        remove_index(index)
-
-    monkeypatch.setattr(opening, "remove_index", noted)
-    with open_store(path, clock) as store:
-        assert len(list(store.pending())) == COUNT - 1
-        assert store.check() == []
-    assert len(made_anew) == 1
-    assert forgotten not in tables(path)
-    assert len(list(pending_messages(path, now_ms=START_MS))) == COUNT - 1
 
 
 def test_an_iterator_that_somebody_holds_does_not_keep_the_database_open(
