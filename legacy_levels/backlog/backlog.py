@@ -196,29 +196,30 @@ def _readable(root: Path, *, after_crash: bool) -> StoreRoot:
 
 @attrs.frozen
 class _Start:
-    """The offsets from which the levels are read; the mark of the last flush; ``ends``, where each
-    queue ended at least, as the marks know it; and after a crash the newest mark that the log bears
-    out, which says more than delayOffset.json.
+    """The offsets from which the levels are read; ``at_least``, before which nothing of a level
+    counts; the mark of the last flush; ``ends``, where each queue ended at least, as the marks know
+    it; and after a crash the newest mark that the log bears out, which says more than
+    delayOffset.json.
     """
 
     offsets: DelayOffsets
+    at_least: Mapping[int, int]
     flushed: DeliveryMark | None
     ends: Mapping[int, int]
     trusted: DeliveryMark | None = None
     was_killed: bool = False
 
-    @property
-    def _passed(self) -> Mapping[int, int]:
-        """Of each level the queue offset before which nothing waits."""
+    def _passed(self, level: int) -> int:
+        """The queue offset of a level before which nothing waits."""
         marked = {} if self.trusted is None else self.trusted.offsets
-        return {**self.offsets.offsets, **marked}
+        passed = marked.get(level, self.offsets.offset_of(level))
+        return max(passed, self.at_least.get(level, 0))
 
     def lacks_entries(self, store: StoreRoot, queues: Sequence[LevelQueue]) -> bool:
         """Whether a queue has lost entries that wait, as far as marks or offsets tell."""
         there = {queue.level: queue.queue_max for queue in queues}
         is_short = any(
-            end > max(there.get(level, 0), self._passed.get(level, 0))
-            for level, end in self.ends.items()
+            end > max(there.get(level, 0), self._passed(level)) for level, end in self.ends.items()
         )
         return is_short or len(cut_queues(store, queues, self.flushed)) > 0
 
@@ -238,11 +239,13 @@ class _Start:
         to show it: they were delivered or cancelled.
         """
         ids, row_ids = np.unique(missing.queue_id, return_inverse=True)
-        passed = np.array([self._passed.get(each + 1, 0) for each in ids.tolist()], np.int64)
+        levels = [each + 1 for each in ids.tolist()]
+        passed = np.array([self._passed(level) for level in levels], np.int64)
         have_passed = missing.queue_offset < passed[row_ids]
         if self.trusted is not None:
             have_passed &= missing.commit_log_offset < self.trusted.log_end
-        return np.asarray(have_passed)
+        moved = np.array([self.at_least.get(level, 0) for level in levels], np.int64)
+        return np.asarray(have_passed | (missing.queue_offset < moved[row_ids]))
 
     def without_passed_levels(self, missing: LogNotes) -> LogNotes:
         """The records of levels in which any of them waits; the others have their places."""
@@ -262,12 +265,13 @@ def _where_to_start(
     ends = level_ends(store.path, recovered)
     was_killed = not store.was_stopped_cleanly
     if choice != OffsetsChoice.AUTO or not was_killed:
-        return _Start(offsets.at_least(at_least), flushed, ends, was_killed=was_killed)
+        offsets = offsets.at_least(at_least)
+        return _Start(offsets, at_least, flushed, ends, was_killed=was_killed)
     table = checksum(read_small_file(store.config_file(FILE_NAME)))
     if flushed is not None and is_of_a_lost_log(store.path, table, recovered):
         offsets = attrs.evolve(offsets, offsets=flushed.offsets)
     mark = mark_to_trust(store.path, recovered)
-    return _Start(offsets.at_least(at_least), flushed, ends, mark, was_killed)
+    return _Start(offsets.at_least(at_least), at_least, flushed, ends, mark, was_killed)
 
 
 def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:

@@ -99,7 +99,8 @@ _ANEW_1, _ANEW_2, _ANEW_3 = (np.frombuffer(name.encode(), np.uint8) for name in 
 _RESCHEDULED = np.frombuffer(names.RESCHEDULED_FROM.encode(), np.uint8)
 _PARTS, _DIGITS, _HALF = 3, names.REPLACEMENT_DIGITS, names.REPLACEMENT_DIGITS // 2
 _TEXT_BYTES = _PARTS * (_DIGITS + 1) - 1
-_HALF_OF_IT, _TOO_HIGH, _SPACE = 10**_HALF, 10**8, ord(" ")
+_HIGH_UNIT, _TOO_HIGH = 10**_HALF, 10 ** (names.OFFSET_DIGITS - _HALF)
+_SPACE = ord(" ")
 _UNIT_BYTES = QUEUE_UNIT.size
 _UNIT_OFFSET = QUEUE_UNIT.offset_of("commit_log_offset")
 _UNIT_SIZE = QUEUE_UNIT.offset_of("size_bytes")
@@ -240,9 +241,9 @@ def _replaced_by_text(text: int, length: int, offset: int) -> int:
         if high < 0 or low < 0 or (part and load_u8(number - 1) != _SPACE):
             return offset
         if part == 0 and high < _TOO_HIGH:
-            older = high * _HALF_OF_IT + low
+            older = high * _HIGH_UNIT + low
         elif part == 1 and high < _TOO_HIGH:
-            own = high * _HALF_OF_IT + low
+            own = high * _HIGH_UNIT + low
     return older if own == offset and older < own else offset
 
 

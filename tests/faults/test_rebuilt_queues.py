@@ -194,6 +194,20 @@ def test_a_lost_queue_is_read_with_the_table_of_its_day(tmp_path: Path, is_close
     assert found.due_ms.tolist() == [START_MS + 600_000] * 2
 
 
+def test_what_was_moved_elsewhere_stays_away_though_a_mark_is_older(tmp_path: Path) -> None:
+    """Neither an older mark nor the place of a record in the log brings it back."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    store = OPEN["levels"](path, clock)
+    put(store, "F", 2, FAR_MS)
+    store.flush()
+    put(store, "Q", 2, FAR_MS)
+    abandon(store)
+    lose_level(path, 17)
+    for moved in range(5):
+        found = read_backlog(path, after_crash=True, at_least={17: moved})
+        assert found.total("pending") == 4 - moved
+
+
 def test_a_replaced_message_was_cancelled_and_not_delivered(tmp_path: Path) -> None:
     """What became of it is told by the entry that the rebuilt queue gets."""
     clock, path = ManualClock(START_MS), tmp_path / "store"
