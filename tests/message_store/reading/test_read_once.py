@@ -29,7 +29,11 @@ def log() -> Iterator[SegmentReader]:
             forget_all(reader)
             if cached(reader) != [0, 0] or reader.is_cached(0):
                 pytest.skip("this disk keeps all that was written in memory, or does not say")
-            forget_all(reader)
+            for _ in range(1_000):  # asking reads ahead, and a page on its way is not forgotten
+                forget_all(reader)
+                if cached(reader) == [0, 0]:
+                    break
+            assert cached(reader) == [0, 0]
             yield reader
 
 
