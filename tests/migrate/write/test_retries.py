@@ -21,6 +21,7 @@ from migrate.convert import convert
 from migrate.plan.stored_plan import StoredPlan
 from migrate.plan.target_rows import TargetRows
 from migrate.settings import ENGINES, ConvertOptions, TargetSettings
+from migrate.spark import jobs
 from migrate.spark import tasks as spark_tasks
 from migrate.verify.verify import verify
 from migrate.write.index_files import IndexStage
@@ -83,8 +84,14 @@ def _is_ours(pid: int, parents: dict[int, int]) -> bool:
 @pytest.mark.check
 @pytest.mark.spark
 def test_workers_killed_in_the_middle_are_replaced_and_no_byte_changes(
-    source: Path, right: dict[str, str], tmp_path: Path, spark: SparkSession
+    source: Path,
+    right: dict[str, str],
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Progress is looked at so often that a fast machine is not done in between."""
+    monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.002)
     killed: list[int] = []
 
     def kill_once(stage: str, done: int, total: int) -> None:
