@@ -43,9 +43,11 @@ from message_store.format.record_layout import (
 from time_index.layouts import INDEX_UNIT, STATE_BUCKET, STATE_HEAD, STATE_TAIL
 from timer_wheel.format.checkpoint import OWN_CHECKPOINT, TIMER_CHECKPOINT
 from timer_wheel.format.index_layouts import (
+    BATCHES,
     BLOCK_KEY,
     ID_KEY,
     ID_ROW,
+    LAST_BATCH,
     NEWEST,
     STATE,
     WAITING_ROW,
@@ -175,7 +177,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "timer checkpoint": _tables(TIMER_CHECKPOINT),
     "own checkpoint": _tables(OWN_CHECKPOINT),
     "hierarchical wheel": _tables(
-        BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE, NEWEST, TAKEN_OVER
+        BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE, NEWEST, LAST_BATCH, BATCHES, TAKEN_OVER
     ),
     "time index": _tables(INDEX_UNIT, STATE_HEAD, STATE_BUCKET, STATE_TAIL),
     "timeline": _tables(TIMELINE_KEY, TIMELINE_PLACE, TIMELINE_CHECKPOINT),

@@ -540,6 +540,25 @@ class DelayStoreContract(AskedContract):
         assert store.cancel(kept.handle) is Cancellation.ALREADY_DELIVERED
         assert bodies(self.consumed(store, "orders")) == [b"body 1"]
 
+    def test_of_what_is_overdue_nothing_comes_that_was_told_to_be_cancelled(
+        self, store: DelayStore, clock: ManualClock
+    ) -> None:
+        """Nobody advances, and the clock goes on: what came first is overdue for long."""
+        receipts = []
+        for number in range(4):
+            receipts.append(store.schedule(message(number), AfterMs(0)))
+            assert len(list(store.pending())) == number + 1  # all that came in is placed
+            clock.tick(10_000)
+        told = [store.cancel(receipt) for receipt in receipts[1:3]]
+        clock.tick(60_000)
+        came = [b"body 0", b"body 3"]
+        came += [
+            b"body %d" % number
+            for number, answer in zip((1, 2), told, strict=True)
+            if answer is not Cancellation.CANCELLED
+        ]
+        assert sorted(delivered_bodies(store.advance(clock.now_ms()))) == sorted(came)
+
     def test_what_was_never_there_cannot_be_cancelled(self, store: DelayStore) -> None:
         receipt = store.schedule(message(1), AfterMs(60_000))
         known = RecallHandle.parse(receipt.handle)

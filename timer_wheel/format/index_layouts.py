@@ -7,6 +7,8 @@ message stands in one block only. Its wheel is the finest that had come near its
 was written (docs/FORMAT.md, hierarchical wheel).
 """
 
+from collections.abc import Mapping
+
 import attrs
 import numpy as np
 
@@ -110,6 +112,23 @@ NEWEST = Layout(
     ),
 )
 
+LAST_BATCH_KEY = b"\0"
+"""Its place in each of ``FAMILIES``, before all blocks and ids."""
+
+LAST_BATCH = Layout(
+    "last batch", (Field("number", "i64", "the batch of writes that last changed the family"),)
+)
+
+BATCHES_KEY = b"batches"
+"""Its place in the default column family; every batch of writes renews it."""
+
+BATCHES = Layout(
+    "batches",
+    tuple(
+        Field(name, "i64", f"the `number` that stands in `{name}`; 0: none") for name in FAMILIES
+    ),
+)
+
 NATIVE_ROW = WAITING_ROW.dtype.newbyteorder("=")
 NATIVE_ID = ID_ROW.dtype.newbyteorder("=")
 
@@ -138,6 +157,32 @@ class Newest:
 
     last_start: int
     last_head: int
+
+
+def changed_by(content: bytes | None) -> dict[str, int] | None:
+    """By which batch each family was last changed, as the default one says; None for what says
+    nothing. Before any batch, and in an index from before batches had numbers, by none.
+    """
+    if content is None:
+        return dict.fromkeys(FAMILIES, 0)
+    return BATCHES.decode_at(content, 0) if len(content) == BATCHES.size else None
+
+
+def family_apart(numbers: Mapping[str, int] | None, last: Mapping[str, bytes | None]) -> str | None:
+    """A family that is not of the same moment as the default one, by its ``LAST_BATCH``; None where
+    all are. A manifest that lost its end leads to an older form of some families, and says nothing.
+    """
+    for name in FAMILIES:
+        content, number = last[name], 0
+        if content is not None:
+            number = (
+                LAST_BATCH.decode_at(content, 0)["number"]
+                if len(content) == LAST_BATCH.size
+                else -1
+            )
+        if numbers is None or numbers[name] != number:
+            return name
+    return None
 
 
 def slot_of(due_ms: Int64s, wheel: Wheel) -> Int64s:

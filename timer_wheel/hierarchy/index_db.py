@@ -8,6 +8,7 @@ there wholly or not at all, whatever column families it touches.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -32,11 +33,15 @@ from message_store.files.small_files import (
 )
 from message_store.format.layout import Layout
 from timer_wheel.format.index_layouts import (
+    BATCHES,
+    BATCHES_KEY,
     BLOCK_KEY,
     FAMILIES,
     ID_KEY,
     ID_ROW,
     IDS,
+    LAST_BATCH,
+    LAST_BATCH_KEY,
     NATIVE_ID,
     NATIVE_ROW,
     NEWEST,
@@ -48,6 +53,8 @@ from timer_wheel.format.index_layouts import (
     IndexState,
     Newest,
     Rows,
+    changed_by,
+    family_apart,
 )
 
 _WRITE_BUFFER_BYTES = 32 << 20
@@ -106,6 +113,8 @@ class IndexDb:
             )
             self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+            self._changed_by = changed_by(self._db.get(BATCHES_KEY))
+        self._one_at_a_time = Lock()
         self._identity = identity_of(path)
         belongs_to_this_process(self)
 
@@ -171,9 +180,14 @@ class IndexDb:
 
     def state(self) -> IndexState | None:
         """What was last said of the whole; None in a new database. Raises DamagedIndexError when it
-        is no state, SourceError when its version is unknown.
+        is no state, or some of the families are older than it; SourceError when its version is
+        unknown.
         """
         with self._told():
+            last = {name: self._families[name].get(LAST_BATCH_KEY) for name in FAMILIES}
+            if (name := family_apart(self._changed_by, last)) is not None:
+                what = "a column family that is not of the same moment as the state"
+                raise DamagedIndexError(what, path=self.path, found=name)
             content = self._db.get(STATE_KEY)
         if content is None:
             return None
@@ -279,9 +293,23 @@ class IndexDb:
                 batch.changes.delete(NEWEST_KEY)
             else:
                 batch.changes.put(NEWEST_KEY, NEWEST.encode(**attrs.asdict(newest)))
-            self._db.write(batch.changes)
+            self._write(batch)
         if newest is None:
             self._sync()
+
+    def _write(self, batch: "IndexBatch") -> None:
+        """Write changes, and in the same breath their number into each family that they touch."""
+        with self._one_at_a_time:
+            numbers = self._changed_by or dict.fromkeys(FAMILIES, 0)
+            number = max(numbers.values()) + 1
+            numbers = numbers | dict.fromkeys(batch.families, number)
+            for name in batch.families:
+                batch.changes.put(
+                    LAST_BATCH_KEY, LAST_BATCH.encode(number=number), self._handles[name]
+                )
+            batch.changes.put(BATCHES_KEY, BATCHES.encode(**numbers))
+            self._db.write(batch.changes)
+            self._changed_by = numbers
 
     def _sync(self) -> None:
         """Wait for the disk here: the library would let no other thread run meanwhile.
@@ -298,7 +326,7 @@ class IndexDb:
     def move(self, batch: "IndexBatch") -> None:
         """Make changes that put what stands in one place into another: what holds stays true."""
         with self._told():
-            self._db.write(batch.changes)
+            self._write(batch)
 
     def close(self) -> None:
         """Give the files back; closing twice is fine. Raises TargetError when the disk refuses what
@@ -321,31 +349,37 @@ class IndexBatch:
     def __init__(self, handles: dict[str, Any]) -> None:
         self._handles = handles
         self.changes = rocksdict.WriteBatch(raw_mode=True)
+        self.families = set[str]()
+
+    def _of(self, family: str) -> Any:
+        """The handle of a family that is changed."""
+        self.families.add(family)
+        return self._handles[family]
 
     def put_block(self, family: str, slot_ms: int, rows: Rows) -> tuple[str, int, int]:
         """Add messages of one slot, in order of the queue; returns where they stand."""
         first = int(rows["queue_offset"][0])
         value = rows.astype(WAITING_ROW.dtype).tobytes()
-        self.changes.put(_block_key(slot_ms, first), value, self._handles[family])
+        self.changes.put(_block_key(slot_ms, first), value, self._of(family))
         return family, slot_ms, first
 
     def drop_block(self, family: str, slot_ms: int, queue_offset: int) -> None:
         """Take a block away."""
-        self.changes.delete(_block_key(slot_ms, queue_offset), self._handles[family])
+        self.changes.delete(_block_key(slot_ms, queue_offset), self._of(family))
 
     def drop_slots(self, family: str, from_ms: int, until_ms: int) -> None:
         """Take away every block of the slots that begin in a range of time."""
-        handle = self._handles[family]
+        handle = self._of(family)
         self.changes.delete_range(_block_key(from_ms), _block_key(until_ms), handle)
 
     def put_ids(self, era: int, bucket: int, ids: Rows) -> None:
         """Add ids of one bucket and era."""
         key = _id_key(era, bucket, int(ids["queue_offset"].min()))
-        self.changes.put(key, ids.astype(ID_ROW.dtype).tobytes(), self._handles[IDS])
+        self.changes.put(key, ids.astype(ID_ROW.dtype).tobytes(), self._of(IDS))
 
     def drop_eras(self, before: int) -> None:
         """Take away all ids before an era."""
-        self.changes.delete_range(_id_key(0, 0, 0), _id_key(before, 0, 0), self._handles[IDS])
+        self.changes.delete_range(_id_key(0, 0, 0), _id_key(before, 0, 0), self._of(IDS))
 
 
 def remove_index(path: Path) -> None:

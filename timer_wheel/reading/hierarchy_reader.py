@@ -23,19 +23,21 @@ from message_store.reading.consume_queue import read_queue
 from message_store.reading.recovered_end import recovered_end
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.index_layouts import (
+    BATCHES_KEY,
     BLOCK_KEY,
+    FAMILIES,
     ID_KEY,
     ID_ROW,
-    IDS,
-    MARKS,
+    LAST_BATCH_KEY,
     NATIVE_ID,
     NATIVE_ROW,
     STATE,
     STATE_KEY,
     WAITING_ROW,
-    WHEELS,
     IndexState,
     Rows,
+    changed_by,
+    family_apart,
 )
 from timer_wheel.format.timer_due import due_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, read_units
@@ -46,6 +48,8 @@ from timer_wheel.reading.ownership import index_path, read_active
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timer_queue import waiting_in_queue
+
+_BEHIND_LAST_BATCH = LAST_BATCH_KEY + b"\0"
 
 
 @attrs.frozen(eq=False)
@@ -67,11 +71,18 @@ class IndexContent:
 def read_index(root: StoreRoot) -> IndexContent:
     """The index of a hierarchical wheel's store.
 
-    Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none.
+    Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none,
+    and for a column family of another moment than the rest.
     """
     path = index_path(root)
-    names = [wheel.name for wheel in WHEELS]
-    with open_families(path, "default", *names, MARKS, IDS) as [whole, *wheels, of_marks, of_ids]:
+    with open_families(path, "default", *FAMILIES) as [whole, *families]:
+        *wheels, of_marks, of_ids = families
+        last = {
+            name: view.get(LAST_BATCH_KEY) for name, view in zip(FAMILIES, families, strict=True)
+        }
+        if (name := family_apart(changed_by(whole.get(BATCHES_KEY)), last)) is not None:
+            what = "a column family that is not of the same moment as the state"
+            raise BadFieldError(what, path=path, found=name)
         state = whole.get(STATE_KEY)
         waiting = [_blocks(view, path, BLOCK_KEY, WAITING_ROW, "slot_ms") for view in wheels]
         marks, _ = _blocks(of_marks, path, BLOCK_KEY, WAITING_ROW, "slot_ms")
@@ -95,7 +106,7 @@ def _blocks(
 ) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """The rows of a column family, and for each a number of its block's key."""
     content, numbers, counts = bytearray(), [], []
-    for key, value in view.entries(b""):
+    for key, value in view.entries(_BEHIND_LAST_BATCH):
         if len(key) != key_layout.size or len(value) % row_layout.size:
             raise BadFieldError("a block that is none", path=path, found=key.hex())
         content += value

@@ -306,12 +306,15 @@ class ReferenceWheelStore(TimerStore):
 
     def _search(self, handle: RecallHandle, first_offset: int | None) -> NamedMessages[Target]:
         """One marker is enough: it takes what has its key and slot, also what comes later. None
-        gets into a slot that is over: its messages are as good as delivered.
+        gets into a slot that is over: its messages are as good as delivered. The write time may
+        stand behind the clock, while what is overdue waits to be put.
         """
+        precision_ms = self.timers.precision_ms
+        now_ms = floor_ms(self.clock.now_ms(), precision_ms)
+        write_time_ms = max(self.timers.curr_write_time_ms, now_ms)
         for message, due_ms in self._messages():
-            slot_ms = due_ms - self.timers.precision_ms
-            is_ahead = slot_ms >= self.timers.curr_write_time_ms
-            if is_ahead and self._is_named(message, due_ms, handle):
+            slot_ms = due_ms - precision_ms
+            if slot_ms >= write_time_ms and self._is_named(message, due_ms, handle):
                 return _Named([Target(message, slot_ms, due_ms, (0, 0))], Cancellation.CANCELLED)
         return _Named([], self._fate(handle))
 

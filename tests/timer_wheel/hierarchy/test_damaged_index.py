@@ -14,10 +14,12 @@ import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
 from message_store.base.errors import DelayStoreError, StoreClosedError
+from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.hierarchy import opening
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
+from timer_wheel.reading.hierarchy_reader import read_hierarchy
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
@@ -195,3 +197,70 @@ def test_an_iterator_that_somebody_holds_does_not_keep_the_database_open(
         assert len(list(again.pending())) == COUNT - 1
     with pytest.raises(StoreClosedError):
         list(held[0])
+
+
+# --- a manifest that lost its end -----------------------------------------------------------------
+
+
+def record_ends(manifest: bytes) -> list[int]:
+    """Where whole records end in a manifest (RocksDB's log format: blocks of 32 KiB, in which each
+    part of a record has a head of checksum, length and kind; 1 is a whole one, 4 a last part).
+    """
+    ends, place = [], 0
+    while place + 7 <= len(manifest):
+        if place % 32_768 > 32_768 - 7:
+            place += -place % 32_768
+            continue
+        length, kind = (
+            int.from_bytes(manifest[place + 4 : place + 6], "little"),
+            manifest[place + 6],
+        )
+        place += 7 + length
+        if kind in (1, 4):
+            ends.append(place)
+    return ends
+
+
+@pytest.fixture(scope="module", params=["closed", "killed"])
+def moved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose messages went from wheel to wheel in several sessions."""
+    path, clock = tmp_path_factory.mktemp("moved") / "store", ManualClock(START_MS)
+    for session in range(3):
+        with open_store(path, clock) as store:
+            for number in range(40):
+                body = b"%d" % (session * 40 + number)
+                store.schedule(Message("orders", body), AfterMs(HOUR_MS // 12 * (number + 1)))
+            store.flush()
+            clock.tick(HOUR_MS)
+            store.advance(clock.now_ms())
+            store.flush()
+            if request.param == "killed":
+                store.abandon()
+    return path
+
+
+def test_a_manifest_that_lost_its_end_costs_no_message(tmp_path: Path, moved: Path) -> None:
+    """RocksDB takes it, and some column families are in an older form than others."""
+    [manifest] = (moved / "delaywheel/hierarchy/index").glob("MANIFEST-*")
+    content = manifest.read_bytes()
+    ends = record_ends(content)
+    assert len(ends) > 10
+    assert ends[-1] == len(content)
+    expected, damaged = Counter(b"%d" % number for number in range(120)), 0
+    for end in ends:
+        path, clock = tmp_path / f"{end}", ManualClock(START_MS + 3 * HOUR_MS)
+        shutil.copytree(moved, path)
+        (path / manifest.relative_to(moved)).write_bytes(content[:end])
+        try:
+            state = read_hierarchy(StoreRoot(path), after_crash=True)
+            listed = sorted(state.pending.commit_log_offset.tolist())
+        except DelayStoreError:
+            listed, damaged = None, damaged + 1
+        with open_store(path, clock) as store:
+            pending = sorted(each.commit_log_offset for each in store.pending())
+            clock.tick(10 * HOUR_MS)
+            store.advance(clock.now_ms())
+            came = Counter(each.body for each in store.topic("orders").read(0, 0, 1_000))
+        assert came == expected
+        assert listed in (None, pending)
+    assert 0 < damaged < len(ends)
