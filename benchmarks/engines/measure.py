@@ -28,7 +28,6 @@ from message_store.reading.engine_choice import EngineName
 
 PARTS = ("schedule", "batch", "burst", "levels", "steady", "opening")
 _RECORD_BYTES = 250
-_STEADY_WARM_BYTES = 1 << 30
 _Measure = Callable[[EngineName, Path, int, int], Round]
 
 
@@ -59,11 +58,12 @@ def steady_runs(options: argparse.Namespace, place: Path, found: list[dict[str, 
     """One run for each rate and precision; the levels cannot: they know eighteen delays."""
     for rate in options.rates if "wheel" in options.engines else ():
         for precision_ms in options.precisions:
-            prewarm(_STEADY_WARM_BYTES)
+            seconds = sending_s(options, rate)
+            prewarm(int(seconds * bytes_a_second(options, rate)))
             wanted = Steady(
                 rate=rate,
                 precision_ms=precision_ms,
-                seconds=sending_s(options, rate),
+                seconds=seconds,
                 body_bytes=options.body_bytes,
                 longest_delay_ms=options.longest_delay_ms,
             )
@@ -74,8 +74,14 @@ def sending_s(options: argparse.Namespace, rate: int) -> float:
     """As long as asked for, or until the store, in which a message stands twice, is as large as it
     may be: a run whose log no longer fits into memory measures the disk.
     """
-    bytes_a_second = 2 * rate * (options.body_bytes + _RECORD_BYTES)
-    return min(float(options.steady_s), float(options.steady_gb * 10**9 // bytes_a_second))
+    most_s = options.steady_gb * 10**9 // bytes_a_second(options, rate)
+    return min(float(options.steady_s), float(most_s))
+
+
+def bytes_a_second(options: argparse.Namespace, rate: int) -> int:
+    """What is written at a rate of messages."""
+    written: int = 2 * rate * (options.body_bytes + _RECORD_BYTES)
+    return written
 
 
 def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any]]) -> None:

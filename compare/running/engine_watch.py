@@ -47,10 +47,15 @@ class Stopwatch:
         self._started_s = stopwatch_s()
 
     def __exit__(self, *_raised: object) -> None:
+        self.took(self._started_s)
+
+    def took(self, started_s: float) -> None:
+        """A call that began then came back. A ``with`` around each takes longer."""
         self.last_s = stopwatch_s()
-        took_s = self.last_s - self._started_s
+        took_s = self.last_s - started_s
         self.total_s += took_s
-        self.longest_s = max(self.longest_s, took_s)
+        if took_s > self.longest_s:
+            self.longest_s = took_s
 
 
 @attrs.define(eq=False)
@@ -103,13 +108,19 @@ class EngineWatch:
         self._counts.append(0)
         self._seen_ms.append(seen_ms)
 
-    def took(self, first: int, promised_ms: Int64s | tuple[int], last_ms: int) -> None:
+    def took(self, first: int, promised_ms: Int64s, last_ms: int) -> None:
         """The messages from number ``first`` on were taken, and promised for then; the last of them
         for ``last_ms``.
         """
         self.promised_ms[first : first + len(promised_ms)] = promised_ms
         self.taken += len(promised_ms)
         self.last_promise_ms = max(self.last_promise_ms, last_ms)
+
+    def took_singly(self, first: int, promised_ms: list[int]) -> None:
+        """The same of messages that were put one by one; of those that were not, NOT_TAKEN."""
+        self.promised_ms[first : first + len(promised_ms)] = promised_ms
+        self.taken += len(promised_ms) - promised_ms.count(NOT_TAKEN)
+        self.last_promise_ms = max(self.last_promise_ms, *promised_ms, 0)
 
     def look(self, now_ms: int, *, always: bool = False) -> None:
         """Sample memory and disk, and say how far the race is, each now and then."""

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts a workload's messages into a store: few singly, many as a batch; notes refusals."""
 
+from collections.abc import Iterator
+
 import attrs
 
 from compare.running.engine_watch import EngineWatch
 from compare.running.observation import NOT_TAKEN
 from compare.workloads.workload import MessageMaker
+from message_store.base.clock import stopwatch_s
 from message_store.base.errors import UnsupportedDelayError
 from message_store.format.message import Message
 from message_store.interface.delay_store import AtMs, DelayStore
@@ -61,20 +64,30 @@ class Putter:
 
     def _put_singly(self, store: DelayStore, first: int, last: int) -> None:
         due_ms = self.watch.workload.due_ms[first:last].tolist()
-        for number, due in enumerate(due_ms, first):
-            self.next = number
-            message = self._message(number)
-            try:
-                with self.watch.puts:
-                    receipt = store.schedule(message, AtMs(due))
-            except UnsupportedDelayError:
-                continue
-            self.watch.took(number, (receipt.promised_ms,), receipt.promised_ms)
+        schedule, puts = store.schedule, self.watch.puts
+        promised_ms: list[int] = []
+        try:
+            for message, due in zip(self._messages(first, last), due_ms, strict=True):
+                self.next = first + len(promised_ms)
+                started_s = stopwatch_s()
+                try:
+                    receipt = schedule(message, AtMs(due))
+                except UnsupportedDelayError:
+                    promised_ms.append(NOT_TAKEN)
+                else:
+                    promised_ms.append(receipt.promised_ms)
+                finally:
+                    puts.took(started_s)
+        finally:  # a kill ends it with some of them taken
+            self.watch.took_singly(first, promised_ms)
 
-    def _message(self, number: int) -> Message:
-        """One message; they are made some at a time."""
-        place = number - self._ahead_first
-        if not 0 <= place < len(self._ahead):
-            last = min(number + _AHEAD, len(self.watch.workload))
-            self._ahead, self._ahead_first, place = self.maker.singly(number, last), number, 0
-        return self._ahead[place]
+    def _messages(self, first: int, last: int) -> Iterator[Message]:
+        """These messages; they are made some at a time."""
+        while first < last:
+            place = first - self._ahead_first
+            if not 0 <= place < len(self._ahead):
+                most = min(first + _AHEAD, len(self.watch.workload))
+                self._ahead, self._ahead_first, place = self.maker.singly(first, most), first, 0
+            some = self._ahead[place : place + last - first]
+            yield from some
+            first += len(some)

@@ -124,14 +124,19 @@ class MessageMaker:
     def singly(self, first: int, last: int) -> list[Message]:
         """The same messages as values."""
         made = self.batch(first, last)
-        topics = self._workload.topics
+        topics, bodies = self._workload.topics, made.body.data.tobytes()
+        starts = made.body.starts
         rows = zip(
             self._workload.topic[first:last].tolist(),
-            made.body,
+            starts.tolist(),
+            (starts + made.body.lengths).tolist(),
             made.queue_id.tolist(),
             strict=True,
         )
-        return [Message(topics[topic], body, queue_id=queue_id) for topic, body, queue_id in rows]
+        return [
+            Message(topics[topic], bodies[start:end], queue_id=queue_id)
+            for topic, start, end, queue_id in rows
+        ]
 
     def _fill(self, data: Bytes, numbers: Int64s, starts: Int64s, lengths: Int64s) -> None:
         """Everything behind the numbers; the rows of one length together."""
