@@ -21,7 +21,7 @@ from timer_wheel.hierarchy import index_db
 
 ENGINE = "hierarchy"
 NOTES = "notes"
-_WAL_BYTES = 2 << 10
+_CHANGES_BYTES = 2 << 10
 
 
 class NotingWorker(Worker):
@@ -49,7 +49,7 @@ class NotingWorker(Worker):
 
 def main(folder: str, seed: int, steps: Sequence[int]) -> None:
     """Take so many steps, a flush after each row of them but the last."""
-    index_db._WAL_BYTES = _WAL_BYTES
+    index_db._CHANGES_BYTES = _CHANGES_BYTES
     worker = NotingWorker(Task(ENGINE, folder, seed), ENGINES[ENGINE])
     for number, count in enumerate(steps):
         worker.work(count)

@@ -124,10 +124,18 @@ BATCHES_KEY = b"batches"
 
 BATCHES = Layout(
     "batches",
-    tuple(
-        Field(name, "i64", f"the `number` that stands in `{name}`; 0: none") for name in FAMILIES
+    (
+        *(
+            Field(name, "i64", f"the `number` that stands in `{name}`; 0: none")
+            for name in FAMILIES
+        ),
+        Field("manifest_number", "i64", "the number in the name of RocksDB's manifest"),
+        Field("manifest_bytes", "i64", "how long that was before the batch was written"),
+        Field("manifest_checksum", "i64", "CRC-32 of so many bytes"),
     ),
 )
+NO_BATCHES = {field.name: 0 for field in BATCHES.fields}
+"""Before any batch, and in an index from before batches had numbers."""
 
 NATIVE_ROW = WAITING_ROW.dtype.newbyteorder("=")
 NATIVE_ID = ID_ROW.dtype.newbyteorder("=")
@@ -159,28 +167,25 @@ class Newest:
     last_head: int
 
 
-def changed_by(content: bytes | None) -> dict[str, int] | None:
-    """By which batch each family was last changed, as the default one says; None for what says
-    nothing. Before any batch, and in an index from before batches had numbers, by none.
+def known_batches(content: bytes | None) -> dict[str, int] | None:
+    """What the default family says of the batches, by the names of its layout; None for what says
+    nothing.
     """
     if content is None:
-        return dict.fromkeys(FAMILIES, 0)
+        return NO_BATCHES
     return BATCHES.decode_at(content, 0) if len(content) == BATCHES.size else None
 
 
-def family_apart(numbers: Mapping[str, int] | None, last: Mapping[str, bytes | None]) -> str | None:
+def family_apart(known: Mapping[str, int] | None, last: Mapping[str, bytes | None]) -> str | None:
     """A family that is not of the same moment as the default one, by its ``LAST_BATCH``; None where
     all are. A manifest that lost its end leads to an older form of some families, and says nothing.
     """
     for name in FAMILIES:
         content, number = last[name], 0
         if content is not None:
-            number = (
-                LAST_BATCH.decode_at(content, 0)["number"]
-                if len(content) == LAST_BATCH.size
-                else -1
-            )
-        if numbers is None or numbers[name] != number:
+            is_whole = len(content) == LAST_BATCH.size
+            number = LAST_BATCH.decode_at(content, 0)["number"] if is_whole else -1
+        if known is None or known[name] != number:
             return name
     return None
 

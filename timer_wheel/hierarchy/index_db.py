@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import rocksdict
 
+from message_store.base.clock import SystemClock
 from message_store.base.errors import (
     DelayStoreError,
     FormatError,
@@ -25,6 +26,7 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
+from message_store.files.rocksdb.manifest import ManifestNote, note_manifest, read_manifest
 from message_store.files.small_files import (
     identity_of,
     require_same_directory,
@@ -53,12 +55,15 @@ from timer_wheel.format.index_layouts import (
     IndexState,
     Newest,
     Rows,
-    changed_by,
-    family_apart,
+    known_batches,
 )
+from timer_wheel.reading.index_moment import part_apart
 
-_WRITE_BUFFER_BYTES = 32 << 20
-_WAL_BYTES = 64 << 20
+_CHANGES_BYTES = 32 << 20
+"""So much stays in memory and in the log of changes before it goes into tables."""
+_NEVER_BYTES = 8 << 30
+_ON_THEIR_WAY = "rocksdb.num-immutable-mem-table"
+_FAILURES = "rocksdb.background-errors"
 _BLOCK_BYTES = 16 << 10
 _FORMAT_VERSION = 5
 _T = TypeVar("_T")
@@ -104,6 +109,7 @@ class IndexDb:
         self._identity: tuple[int, int] | None = None
         self._views = WeakSet[IndexView]()
         access = rocksdict.AccessType
+        self._found = read_manifest(path)
         with self._told():
             self._db = rocksdict.Rdict(
                 str(path),
@@ -113,8 +119,10 @@ class IndexDb:
             )
             self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
-            self._changed_by = changed_by(self._db.get(BATCHES_KEY))
         self._one_at_a_time = Lock()
+        self._known: dict[str, int] | None = None
+        self._noted = ManifestNote()
+        self._changes_bytes = self._failures = 0
         self._identity = identity_of(path)
         belongs_to_this_process(self)
 
@@ -180,14 +188,16 @@ class IndexDb:
 
     def state(self) -> IndexState | None:
         """What was last said of the whole; None in a new database. Raises DamagedIndexError when it
-        is no state, or some of the families are older than it; SourceError when its version is
-        unknown.
+        is no state, or other parts of the database are not of its moment; SourceError when its
+        version is unknown. To be asked before anything is written.
         """
         with self._told():
+            known = known_batches(self._db.get(BATCHES_KEY))
             last = {name: self._families[name].get(LAST_BATCH_KEY) for name in FAMILIES}
-            if (name := family_apart(self._changed_by, last)) is not None:
-                what = "a column family that is not of the same moment as the state"
-                raise DamagedIndexError(what, path=self.path, found=name)
+            if (wrong := part_apart(known, last, self._found)) is not None:
+                what = "not of the same moment as the state"
+                raise DamagedIndexError(what, path=self.path, found=wrong)
+            self._found = None
             content = self._db.get(STATE_KEY)
         if content is None:
             return None
@@ -298,18 +308,45 @@ class IndexDb:
             self._sync()
 
     def _write(self, batch: "IndexBatch") -> None:
-        """Write changes, and in the same breath their number into each family that they touch."""
+        """Write changes, and in the same breath their number into each family that they touch, and
+        what they rest on. Much of it goes into tables; the next batch waits for them.
+        """
         with self._one_at_a_time:
-            numbers = self._changed_by or dict.fromkeys(FAMILIES, 0)
-            number = max(numbers.values()) + 1
-            numbers = numbers | dict.fromkeys(batch.families, number)
+            self._wait_for_tables()
+            self._noted = note_manifest(self.path, self._noted)
+            known = self._known or known_batches(self._db.get(BATCHES_KEY))
+            if known is None:
+                raise DamagedIndexError("batches of another length", path=self.path)
+            number = max(known[name] for name in FAMILIES) + 1
+            known = known | dict.fromkeys(batch.families, number)
+            known["manifest_number"] = self._noted.number
+            known["manifest_bytes"] = self._noted.size_bytes
+            known["manifest_checksum"] = self._noted.checksum
+            last = LAST_BATCH.encode(number=number)
             for name in batch.families:
-                batch.changes.put(
-                    LAST_BATCH_KEY, LAST_BATCH.encode(number=number), self._handles[name]
-                )
-            batch.changes.put(BATCHES_KEY, BATCHES.encode(**numbers))
+                batch.changes.put(LAST_BATCH_KEY, last, self._handles[name])
+            batch.changes.put(BATCHES_KEY, BATCHES.encode(**known))
+            self._changes_bytes += batch.changes.size_in_bytes()
+            self._known = None  # whoever is stopped here does not know
             self._db.write(batch.changes)
-            self._changed_by = numbers
+            self._known = known
+            if self._changes_bytes >= _CHANGES_BYTES:
+                self._changes_bytes = 0
+                for each in self._all:
+                    each.flush(wait=False)
+
+    @property
+    def _all(self) -> list[Any]:
+        return [self._db, *self._families.values()]
+
+    def _wait_for_tables(self) -> None:
+        """Until no changes are on their way into tables. Raises TargetError where that fails."""
+        while any(each.property_int_value(_ON_THEIR_WAY) for each in self._all):
+            failures = self._db.property_int_value(_FAILURES) or 0
+            if failures > self._failures:
+                self._failures = failures
+                raise TargetError(f"{self.path}: tables cannot be written")
+            SystemClock().sleep_ms(1)
 
     def _sync(self) -> None:
         """Wait for the disk here: the library would let no other thread run meanwhile.
@@ -424,8 +461,9 @@ def database_options() -> Any:
     options.create_missing_column_families(True)
     options.set_block_based_table_factory(table)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
-    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
-    options.set_max_total_wal_size(_WAL_BYTES)
+    # Changes go into tables when we say so: no batch is written meanwhile.
+    options.set_write_buffer_size(_NEVER_BYTES)
+    options.set_max_total_wal_size(_NEVER_BYTES)
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
     options.set_keep_log_file_num(2)
     # Otherwise each opening begins sixteen threads a family, which takes longer than the files do.

@@ -212,6 +212,7 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
         try:
             state = db.state()
             if state is not None and _is_of(store, state, db.newest(), active):
+                db.move(db.batch())  # this opening has a manifest of its own
                 return _brought_up(store, db, state, active)
             db.close()
         except BaseException:

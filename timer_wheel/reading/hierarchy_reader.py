@@ -15,6 +15,7 @@ import numpy as np
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import int64s
 from message_store.files.log_row import open_log
+from message_store.files.rocksdb.manifest import read_manifest
 from message_store.files.rocksdb.view import FamilyView, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
@@ -36,13 +37,13 @@ from timer_wheel.format.index_layouts import (
     WAITING_ROW,
     IndexState,
     Rows,
-    changed_by,
-    family_apart,
+    known_batches,
 )
 from timer_wheel.format.timer_due import due_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, read_units
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
 from timer_wheel.reading.delete_markers import Cancelled, cancelled
+from timer_wheel.reading.index_moment import part_apart
 from timer_wheel.reading.outstanding import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.reading.ownership import index_path, read_active
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
@@ -72,17 +73,17 @@ def read_index(root: StoreRoot) -> IndexContent:
     """The index of a hierarchical wheel's store.
 
     Raises SourceError for a database that cannot be read, BadFieldError for blocks that are none,
-    and for a column family of another moment than the rest.
+    and for a manifest or a column family of another moment than the rest.
     """
     path = index_path(root)
     with open_families(path, "default", *FAMILIES) as [whole, *families]:
         *wheels, of_marks, of_ids = families
+        known = known_batches(whole.get(BATCHES_KEY))
         last = {
             name: view.get(LAST_BATCH_KEY) for name, view in zip(FAMILIES, families, strict=True)
         }
-        if (name := family_apart(changed_by(whole.get(BATCHES_KEY)), last)) is not None:
-            what = "a column family that is not of the same moment as the state"
-            raise BadFieldError(what, path=path, found=name)
+        if (wrong := part_apart(known, last, read_manifest(path))) is not None:
+            raise BadFieldError("not of the same moment as the state", path=path, found=wrong)
         state = whole.get(STATE_KEY)
         waiting = [_blocks(view, path, BLOCK_KEY, WAITING_ROW, "slot_ms") for view in wheels]
         marks, _ = _blocks(of_marks, path, BLOCK_KEY, WAITING_ROW, "slot_ms")

@@ -26,7 +26,7 @@ from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
-from message_store.interface.delay_store import Cancellation, Finding
+from message_store.interface.delay_store import Cancellation, Finding, Receipt
 from message_store.interface.finding_rules import worst_first
 from message_store.interface.waiting_messages import WaitingFilter
 from message_store.redelivery.deliveries import LogDeliveries
@@ -301,6 +301,13 @@ class ReferenceWheelStore(TimerStore):
 
     # --- cancelling -------------------------------------------------------------------------------
 
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """As in every engine. Its time stands still meanwhile: the slot of a marker that is on its
+        way must not end.
+        """
+        with self.live.reading(), self._turns.turned_to(self.clock.now_ms()):
+            return super().cancel(receipt)
+
     def _marker_is_stored(self) -> None:
         """A marker is told by its unit."""
 
@@ -310,7 +317,7 @@ class ReferenceWheelStore(TimerStore):
         stand behind the clock, while what is overdue waits to be put.
         """
         precision_ms = self.timers.precision_ms
-        now_ms = floor_ms(self.clock.now_ms(), precision_ms)
+        now_ms = floor_ms(self._turns.now_ms(), precision_ms)
         write_time_ms = max(self.timers.curr_write_time_ms, now_ms)
         for message, due_ms in self._messages():
             slot_ms = due_ms - precision_ms

@@ -14,10 +14,12 @@ import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
 from message_store.base.errors import DelayStoreError, StoreClosedError
+from message_store.files.rocksdb.manifest import ManifestNote, note_manifest
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.hierarchy import opening
+from timer_wheel.format.index_layouts import WAITING_ROW, IndexState
+from timer_wheel.hierarchy import index_db, opening
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.reading.hierarchy_reader import read_hierarchy
 
@@ -221,26 +223,33 @@ def record_ends(manifest: bytes) -> list[int]:
     return ends
 
 
-@pytest.fixture(scope="module", params=["closed", "killed"])
+@pytest.fixture(scope="module", params=["closed", "killed", "killed, with tables between"])
 def moved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose messages went from wheel to wheel in several sessions."""
+    """A store whose messages went from wheel to wheel in several sessions. A kill leaves the files
+    as they are: whoever copies them while the store is open has the same.
+    """
     path, clock = tmp_path_factory.mktemp("moved") / "store", ManualClock(START_MS)
-    for session in range(3):
-        with open_store(path, clock) as store:
-            for number in range(40):
-                body = b"%d" % (session * 40 + number)
-                store.schedule(Message("orders", body), AfterMs(HOUR_MS // 12 * (number + 1)))
-            store.flush()
-            clock.tick(HOUR_MS)
-            store.advance(clock.now_ms())
-            store.flush()
-            if request.param == "killed":
-                store.abandon()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param.endswith("between"):
+            patch.setattr(index_db, "_CHANGES_BYTES", 4_000)
+        for session in range(3):
+            with open_store(path, clock) as store:
+                for number in range(40):
+                    body = b"%d" % (session * 40 + number)
+                    store.schedule(Message("orders", body), AfterMs(HOUR_MS // 12 * (number + 1)))
+                store.flush()
+                clock.tick(HOUR_MS)
+                store.advance(clock.now_ms())
+                store.flush()
+                if request.param != "closed":
+                    path = shutil.copytree(path, path.with_name(f"copied-{session}"))
     return path
 
 
 def test_a_manifest_that_lost_its_end_costs_no_message(tmp_path: Path, moved: Path) -> None:
-    """RocksDB takes it, and some column families are in an older form than others."""
+    """RocksDB takes it. Some column families are in an older form than others then, or lack what
+    stood between an older form and the log of changes.
+    """
     [manifest] = (moved / "delaywheel/hierarchy/index").glob("MANIFEST-*")
     content = manifest.read_bytes()
     ends = record_ends(content)
@@ -264,3 +273,86 @@ def test_a_manifest_that_lost_its_end_costs_no_message(tmp_path: Path, moved: Pa
         assert came == expected
         assert listed in (None, pending)
     assert 0 < damaged < len(ends)
+
+
+def test_a_cut_between_the_tables_of_two_families_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was written since, and the log of changes is gone with the last table."""
+    monkeypatch.setattr(index_db, "_CHANGES_BYTES", 1)
+    row = np.zeros(1, WAITING_ROW.dtype.newbyteorder("="))
+    with closing(IndexDb(tmp_path / "index")) as db:
+        for count in range(1, 4):
+            batch = db.batch()
+            batch.put_block("hours", count * HOUR_MS, row)
+            batch.put_block("marks", count * HOUR_MS, row)
+            db.write(batch, IndexState(1, 1_000, count, 0, 0, 0, 0, 0))
+            db._wait_for_tables()
+        copied = shutil.copytree(db.path, tmp_path / "copied")
+    [manifest] = copied.glob("MANIFEST-*")
+    content, told, believed = manifest.read_bytes(), 0, []
+    for end in record_ends(content):
+        path = tmp_path / f"{end}"
+        shutil.copytree(copied, path)
+        (path / manifest.name).write_bytes(content[:end])
+        try:
+            with closing(IndexDb(path)) as db:
+                state = db.state()
+                believed.append(0 if state is None else state.placed_end)
+                for family in ("hours", "marks"):
+                    assert len(list(db.blocks(family))) == believed[-1]
+        except DamagedIndexError:
+            told += 1
+    assert told > 3
+    assert believed[-1] == 3
+
+
+def test_no_batch_is_written_while_changes_are_on_their_way_into_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the log of changes might go with the tables that a lost end of the manifest names, and
+    a later log would hide it.
+    """
+    monkeypatch.setattr(index_db, "_CHANGES_BYTES", 1)  # all that is written goes into tables
+    noted = []
+    with closing(IndexDb(tmp_path / "index")) as db:
+        for hour in range(20):
+            batch = db.batch()
+            rows = np.zeros(1_000, WAITING_ROW.dtype.newbyteorder("="))
+            batch.put_block("hours", hour * HOUR_MS, rows)
+            db.move(batch)
+            note = note_manifest(db.path, ManifestNote())
+            db.move(db.batch())  # it waits
+            noted.append(note_manifest(db.path, ManifestNote()).size_bytes - note.size_bytes)
+    assert all(noted)
+
+
+def test_whoever_is_stopped_in_a_batch_leaves_numbers_that_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come when the batch is written, and before anybody knows of it."""
+
+    class Stopped:
+        def __init__(self, db: object) -> None:
+            self._db = db
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._db, name)
+
+        def write(self, changes: object) -> None:
+            self._db.write(changes)  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with closing(IndexDb(tmp_path / "index")) as db:
+        whole = db._db
+        db._db = Stopped(whole)
+        batch = db.batch()
+        batch.put_block("marks", 0, np.zeros(1, WAITING_ROW.dtype.newbyteorder("=")))
+        with pytest.raises(KeyboardInterrupt):
+            db.move(batch)
+        db._db = whole
+        batch = db.batch()
+        batch.put_block("hours", 0, np.zeros(1, WAITING_ROW.dtype.newbyteorder("=")))
+        db.move(batch)
+    with closing(IndexDb(tmp_path / "index")) as db:
+        assert db.state() is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import AtMs, ManualClock, Message
+from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
 from message_store.base.errors import BadFieldError, TargetError, UnsupportedStoreError
 from message_store.format import properties as names
 from message_store.format.dialect import Dialect
@@ -407,6 +407,33 @@ def test_a_delete_marker_that_comes_too_late_for_a_unit_is_not_due(tmp_path: Pat
         store.put(Message("orders", b"x", properties=asked))
         clock.tick(5_000)
         assert store.next_due_ms() is None
+
+
+class HastyClock(ManualClock):
+    """A clock that goes on whenever somebody looks at it."""
+
+    step_ms = 0
+
+    def now_ms(self) -> int:
+        self.tick(self.step_ms)
+        return super().now_ms()
+
+
+@pytest.mark.parametrize("made_by", [ReferenceWheelStore, WheelStore])
+@pytest.mark.parametrize("ahead_ms", [1, 300, 900, 1_500])
+def test_a_slot_that_ends_while_its_message_is_cancelled_keeps_what_was_told(
+    made_by: type[ReferenceWheelStore | WheelStore], ahead_ms: int, tmp_path: Path
+) -> None:
+    clock = HastyClock(NOW_MS)
+    with made_by.open(tmp_path / "store", clock=clock) as store:
+        receipt = store.schedule(Message("orders", b"x"), AfterMs(5_000))
+        store.advance(clock.now_ms())
+        clock.tick(receipt.promised_ms - NOW_MS - ahead_ms)
+        clock.step_ms = 400
+        told = store.cancel(receipt)
+        clock.tick(60_000)
+        came = len(store.advance(clock.now_ms()))
+    assert came == (0 if told is Cancellation.CANCELLED else 1)
 
 
 def test_a_link_that_leads_upwards_ends_its_slot(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest of a RocksDB database, which says of which tables it consists.
+
+RocksDB takes a manifest that lost its end for an older one. It then reads the logs of changes that
+are still there, also where tables with earlier changes were lost with that end, and reports
+nothing. So whoever writes notes how long the manifest is and its checksum.
+"""
+
+import zlib
+from pathlib import Path
+
+import attrs
+
+from message_store.files.small_files import read_small_file
+
+_POINTER = "CURRENT"
+_PREFIX = "MANIFEST-"
+
+
+@attrs.frozen
+class ManifestNote:
+    """A manifest up to a place: the number in its name, how many bytes, and their CRC-32."""
+
+    number: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
+
+
+@attrs.frozen(eq=False)
+class Manifest:
+    """The manifest that a database would be opened by, as it is on the disk."""
+
+    number: int
+    content: bytes
+
+    def goes_on_from(self, note: ManifestNote) -> bool:
+        """Whether it is the one that was noted, or has grown since."""
+        begin = self.content[: note.size_bytes]
+        is_it = self.number == note.number and len(begin) == note.size_bytes
+        return is_it and zlib.crc32(begin) == note.checksum
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest of a database; None where there is none, or nothing leads to it.
+
+    Raises SourceError for a file that cannot be read.
+    """
+    number = _number_of(directory)
+    content = None if number is None else read_small_file(_path(directory, number))
+    return None if number is None or content is None else Manifest(number, content)
+
+
+def note_manifest(directory: Path, known: ManifestNote) -> ManifestNote:
+    """The manifest as it is now; of one that was noted before only what is new is read.
+
+    Raises OSError and SourceError.
+    """
+    number = _number_of(directory)
+    if number is None:
+        raise FileNotFoundError(2, "No such file", str(directory / _POINTER))
+    if number != known.number:
+        known = ManifestNote(number)
+    with _path(directory, number).open("rb") as file:
+        file.seek(known.size_bytes)
+        more = file.read()
+    return ManifestNote(number, known.size_bytes + len(more), zlib.crc32(more, known.checksum))
+
+
+def _number_of(directory: Path) -> int | None:
+    name = (read_small_file(directory / _POINTER) or b"").decode(errors="replace").strip()
+    digits = name.removeprefix(_PREFIX)
+    return int(digits) if name.startswith(_PREFIX) and digits.isdecimal() else None
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{_PREFIX}{number:06}"
