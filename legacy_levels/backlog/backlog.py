@@ -270,7 +270,8 @@ def _where_to_start(
     table = checksum(read_small_file(store.config_file(FILE_NAME)))
     if flushed is not None and is_of_a_lost_log(store.path, table, recovered):
         offsets = attrs.evolve(offsets, offsets=flushed.offsets)
-    mark = mark_to_trust(store.path, recovered)
+    if (mark := mark_to_trust(store.path, recovered)) is not None:
+        offsets = offsets.at_least(mark.offsets)  # the table may be older, as after a kill between
     return _Start(offsets.at_least(at_least), at_least, flushed, ends, mark, was_killed)
 
 

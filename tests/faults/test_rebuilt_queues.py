@@ -271,3 +271,31 @@ def test_a_topic_gets_no_entry_that_no_consumer_can_take(engine: str, tmp_path: 
         units = read_queue(path / "consumequeue" / "orders" / "0").units
         assert not is_neutral(units).any()
         assert len(units) == len(keys) - 1
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["older", "gone"])
+def test_offsets_that_are_older_than_the_mark_bring_nothing_back(
+    is_gone: bool, tmp_path: Path
+) -> None:
+    """A kill came between the two, and the queue is of before the cancels, as a loss of power may
+    leave it.
+    """
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    table, queues = path / "config/delayOffset.json", path / f"consumequeue/{LEVEL_TOPIC}"
+    store = OPEN["levels"](path, clock)
+    cancelled = [put_one(store, f"C{number}", FAR_MS) for number in range(3)]
+    waits = put(store, "P", 3, FAR_MS)
+    store.flush()
+    older_table, older = table.read_bytes(), shutil.copytree(queues, tmp_path / "older")
+    for receipt in cancelled:
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+    advance(store, clock, 1_000)
+    store.flush()
+    abandon(store)
+    shutil.rmtree(queues)
+    shutil.copytree(older, queues)
+    table.unlink() if is_gone else table.write_bytes(older_table)
+    assert looked_at(path, clock) == Counter(waits)
+    again = OPEN["levels"](path, clock)
+    assert Counter(each.unique_key for each in again.pending()) == Counter(waits)
+    again.close()

@@ -330,6 +330,7 @@ class World:
         """Take this one back, or what shares its handle."""
         assert life.receipt is not None
         self.say(f"cancel {life} by its {'receipt' if by_receipt else 'handle'}")
+        self.is_stale |= self.owner.leeway.works_like_a_broker  # its services run meanwhile
         asked = self.account.cancel(life, by_receipt=by_receipt)
         answer = self.store.cancel(life.receipt if by_receipt else life.receipt.handle)
         self.say(f"  {answer.value}")
