@@ -40,7 +40,7 @@ WHEEL_UNREADABLE = error(
     "wheel-unreadable",
     "a broker does not start, or knows nothing of the messages on the wheel",
     "see what the sentence names; a wheel file of a wrong length may be removed if the timer log"
-    " is whole, and HierarchicalWheelStore rebuilds its index when it opens the store",
+    " is whole. HierarchicalWheelStore rebuilds its index when it opens the store",
 )
 WHEEL_STALE = error(
     "wheel-stale",

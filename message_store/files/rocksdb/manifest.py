@@ -11,10 +11,11 @@ from pathlib import Path
 
 import attrs
 
-from message_store.files.small_files import read_small_file
+from message_store.files.small_files import read_piece, read_small_file
 
 _POINTER = "CURRENT"
 _PREFIX = "MANIFEST-"
+_PIECE_BYTES = 1 << 20
 
 
 @attrs.frozen
@@ -60,10 +61,11 @@ def note_manifest(directory: Path, known: ManifestNote) -> ManifestNote:
         raise FileNotFoundError(2, "No such file", str(directory / _POINTER))
     if number != known.number:
         known = ManifestNote(number)
-    with _path(directory, number).open("rb") as file:
-        file.seek(known.size_bytes)
-        more = file.read()
-    return ManifestNote(number, known.size_bytes + len(more), zlib.crc32(more, known.checksum))
+    path = _path(directory, number)
+    while more := read_piece(path, known.size_bytes, _PIECE_BYTES):
+        checksum = zlib.crc32(more, known.checksum)
+        known = ManifestNote(number, known.size_bytes + len(more), checksum)
+    return known
 
 
 def _number_of(directory: Path) -> int | None:
