@@ -61,6 +61,8 @@ from timer_wheel.reading.index_moment import part_apart
 
 _CHANGES_BYTES = 32 << 20
 """So much stays in memory and in the log of changes before it goes into tables."""
+_MOST_CHANGES_BYTES = 256 << 20
+"""What so many changes take at most in memory: beyond it RocksDB would begin tables by itself."""
 _NEVER_BYTES = 8 << 30
 _ON_THEIR_WAY = "rocksdb.num-immutable-mem-table"
 _FAILURES = "rocksdb.background-errors"
@@ -462,7 +464,7 @@ def database_options() -> Any:
     options.set_block_based_table_factory(table)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     # Changes go into tables when we say so: no batch is written meanwhile.
-    options.set_write_buffer_size(_NEVER_BYTES)
+    options.set_write_buffer_size(_MOST_CHANGES_BYTES)
     options.set_max_total_wal_size(_NEVER_BYTES)
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
     options.set_keep_log_file_num(2)
