@@ -9,6 +9,7 @@ with an error; what it holds only in memory is not seen.
 """
 
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ _POINTER = "CURRENT"
 _MANIFEST_PREFIX = "MANIFEST-"
 _DATA_ENDINGS = (".sst", ".log", ".blob")
 _ROWS_AT_ONCE = 1 << 15
+_VIEW = "delaywheel-rocksdb-"
+_OF_A_VIEW = re.compile(rf"/[^ ]*{_VIEW}[^/ ]*/")
+"""How errors name a file: where it is linked for a while, and nobody finds it."""
 
 
 def has_database(directory: Path) -> bool:
@@ -138,7 +142,7 @@ def open_families(directory: Path, *families: str) -> Iterator[list[FamilyView]]
     is not installed.
     """
     rocksdict = _library(directory)
-    with tempfile.TemporaryDirectory(prefix="delaywheel-rocksdb-") as view:
+    with tempfile.TemporaryDirectory(prefix=_VIEW) as view:
         for path, _ in database_files(directory):
             os.symlink(path.absolute(), os.path.join(view, path.name))
         with _as_source_error(directory):
@@ -183,4 +187,5 @@ def _as_source_error(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise SourceError(f"{directory}: RocksDB cannot read it: {reason_of(error)}") from error
+        reason = _OF_A_VIEW.sub(lambda _: f"{directory}/", reason_of(error))
+        raise SourceError(f"{directory}: RocksDB cannot read it: {reason}") from error

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
-from message_store.base.errors import DelayStoreError, StoreClosedError
+from message_store.base.errors import DelayStoreError, SourceError, StoreClosedError
 from message_store.files.rocksdb.manifest import ManifestNote, note_manifest
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
@@ -275,6 +275,17 @@ def test_a_manifest_that_lost_its_end_costs_no_message(tmp_path: Path, moved: Pa
     assert 0 < damaged < len(ends)
 
 
+def test_a_reader_names_the_damaged_file_where_it_lies(tmp_path: Path, moved: Path) -> None:
+    """It reads by links elsewhere, which are gone when somebody looks."""
+    path = shutil.copytree(moved, tmp_path / "store")
+    [manifest] = (path / "delaywheel/hierarchy/index").glob("MANIFEST-*")
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    with pytest.raises(SourceError) as caught:
+        read_hierarchy(StoreRoot(path), after_crash=True)
+    assert str(manifest) in str(caught.value)
+    assert "delaywheel-rocksdb-" not in str(caught.value)
+
+
 def test_a_cut_between_the_tables_of_two_families_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +354,7 @@ def test_whoever_is_stopped_in_a_batch_leaves_numbers_that_agree(
 
     with closing(IndexDb(tmp_path / "index")) as db:
         whole = db._db
-        db._db = Stopped(whole)
+        db._db = Stopped(whole)  # type: ignore[assignment]
         batch = db.batch()
         batch.put_block("marks", 0, np.zeros(1, WAITING_ROW.dtype.newbyteorder("=")))
         with pytest.raises(KeyboardInterrupt):
