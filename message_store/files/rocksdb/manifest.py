@@ -38,7 +38,12 @@ class Manifest:
         """Whether it is the one that was noted, or has grown since."""
         begin = self.content[: note.size_bytes]
         is_it = self.number == note.number and len(begin) == note.size_bytes
-        return is_it and zlib.crc32(begin) == note.checksum
+        return is_it and checksum(begin) == note.checksum
+
+
+def checksum(content: bytes, before: int = 0) -> int:
+    """CRC-32, going on from that of what stands before."""
+    return zlib.crc32(content, before)
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -63,8 +68,8 @@ def note_manifest(directory: Path, known: ManifestNote) -> ManifestNote:
         known = ManifestNote(number)
     path = _path(directory, number)
     while more := read_piece(path, known.size_bytes, _PIECE_BYTES):
-        checksum = zlib.crc32(more, known.checksum)
-        known = ManifestNote(number, known.size_bytes + len(more), checksum)
+        size_bytes = known.size_bytes + len(more)
+        known = ManifestNote(number, size_bytes, checksum(more, known.checksum))
     return known
 
 
