@@ -311,7 +311,7 @@ class IndexDb:
 
     def _write(self, batch: "IndexBatch") -> None:
         """Write changes, and in the same breath their number into each family that they touch, and
-        what they rest on. Much of it goes into tables; the next batch waits for them.
+        what they rest on. When there is much of it, it goes into tables, for which the next waits.
         """
         with self._one_at_a_time:
             self._wait_for_tables()
@@ -334,6 +334,7 @@ class IndexDb:
             self._known = known
             if self._changes_bytes >= _CHANGES_BYTES:
                 self._changes_bytes = 0
+                self._failures = self._db.property_int_value(_FAILURES) or 0
                 for each in self._all:
                     each.flush(wait=False)
 
@@ -342,11 +343,11 @@ class IndexDb:
         return [self._db, *self._families.values()]
 
     def _wait_for_tables(self) -> None:
-        """Until no changes are on their way into tables. Raises TargetError where that fails."""
+        """Until no changes are on their way into tables. Raises TargetError where that fails, as
+        often as it is asked until they got there.
+        """
         while any(each.property_int_value(_ON_THEIR_WAY) for each in self._all):
-            failures = self._db.property_int_value(_FAILURES) or 0
-            if failures > self._failures:
-                self._failures = failures
+            if (self._db.property_int_value(_FAILURES) or 0) > self._failures:
                 raise TargetError(f"{self.path}: tables cannot be written")
             SystemClock().sleep_ms(1)
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from message_store.files.rocksdb.manifest import Manifest, ManifestNote
 from timer_wheel.format.index_layouts import family_apart
 
-MANIFEST = "the manifest"
-
 
 def part_apart(
     known: Mapping[str, int] | None, last: Mapping[str, bytes | None], manifest: Manifest | None
@@ -23,5 +21,5 @@ def part_apart(
         keys = ("manifest_number", "manifest_bytes", "manifest_checksum")
         note = ManifestNote(*(known[key] for key in keys))
         if manifest is None or not manifest.goes_on_from(note):
-            return MANIFEST
+            return "the manifest"
     return family_apart(known, last)

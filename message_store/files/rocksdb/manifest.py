@@ -6,6 +6,8 @@ are still there, also where tables with earlier changes were lost with that end,
 nothing. So whoever writes notes how long the manifest is and its checksum.
 """
 
+import errno
+import os
 import zlib
 from pathlib import Path
 
@@ -13,8 +15,9 @@ import attrs
 
 from message_store.files.small_files import read_piece, read_small_file
 
-_POINTER = "CURRENT"
-_PREFIX = "MANIFEST-"
+POINTER = "CURRENT"
+"""The file that names the manifest."""
+MANIFEST_PREFIX = "MANIFEST-"
 _PIECE_BYTES = 1 << 20
 
 
@@ -63,7 +66,8 @@ def note_manifest(directory: Path, known: ManifestNote) -> ManifestNote:
     """
     number = _number_of(directory)
     if number is None:
-        raise FileNotFoundError(2, "No such file", str(directory / _POINTER))
+        path = directory / POINTER
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if number != known.number:
         known = ManifestNote(number)
     path = _path(directory, number)
@@ -74,10 +78,10 @@ def note_manifest(directory: Path, known: ManifestNote) -> ManifestNote:
 
 
 def _number_of(directory: Path) -> int | None:
-    name = (read_small_file(directory / _POINTER) or b"").decode(errors="replace").strip()
-    digits = name.removeprefix(_PREFIX)
-    return int(digits) if name.startswith(_PREFIX) and digits.isdecimal() else None
+    name = (read_small_file(directory / POINTER) or b"").decode(errors="replace").strip()
+    digits = name.removeprefix(MANIFEST_PREFIX)
+    return int(digits) if name.startswith(MANIFEST_PREFIX) and digits.isdecimal() else None
 
 
 def _path(directory: Path, number: int) -> Path:
-    return directory / f"{_PREFIX}{number:06}"
+    return directory / f"{MANIFEST_PREFIX}{number:06}"

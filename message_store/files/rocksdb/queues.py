@@ -32,6 +32,7 @@ from message_store.base.errors import (
     reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
+from message_store.files.rocksdb.manifest import POINTER
 from message_store.files.rocksdb.view import (
     FamilyView,
     database_files,
@@ -58,7 +59,6 @@ ROWS, ENDS = "default", "offset"
 DISPATCHED_TO = "CHECKPOINT_TOPIC"
 """In place of a topic: its value says up to where the log was dispatched, and is of no queue."""
 
-_POINTER = "CURRENT"
 _MAX = b"\1max\1"
 _QUEUE_ID_BYTES = 4
 _FILE_BYTES = 300_000 * QUEUE_UNIT.size
@@ -84,7 +84,7 @@ def queue_database(root: Path) -> Path | None:
 
 def _databases(root: Path) -> list[Path]:
     places = root / QUEUES, root / SEPARATE_DATABASE
-    return [place for place in places if is_present(place / _POINTER)]
+    return [place for place in places if is_present(place / POINTER)]
 
 
 def require_readable_queues(root: Path) -> None:
@@ -105,7 +105,7 @@ def require_readable_queues(root: Path) -> None:
         for place in (root / SEPARATE_DATABASE, root / QUEUES):
             if has_database(place.resolve()) or (is_lost and place.name == SEPARATE_DATABASE):
                 raise SourceError(
-                    f"{place / _POINTER}: is missing, so that no queue can be read from RocksDB;"
+                    f"{place / POINTER}: is missing, so that no queue can be read from RocksDB;"
                     " take the database from a backup"
                 )
 

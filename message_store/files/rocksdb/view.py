@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from message_store.base.errors import SourceError, UnsupportedStoreError, reason_of
+from message_store.files.rocksdb.manifest import MANIFEST_PREFIX, POINTER
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
-_POINTER = "CURRENT"
-_MANIFEST_PREFIX = "MANIFEST-"
 _DATA_ENDINGS = (".sst", ".log", ".blob")
 _ROWS_AT_ONCE = 1 << 15
 _VIEW = "delaywheel-rocksdb-"
@@ -60,7 +59,7 @@ def database_files(directory: Path) -> list[tuple[Path, os.stat_result]]:
     found = []
     try:
         for path in directory.iterdir():
-            is_ours = path.name == _POINTER or path.name.startswith(_MANIFEST_PREFIX)
+            is_ours = path.name == POINTER or path.name.startswith(MANIFEST_PREFIX)
             if not is_ours and path.suffix not in _DATA_ENDINGS:
                 continue
             facts = path.lstat()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
-from message_store.base.errors import DelayStoreError, SourceError, StoreClosedError
+from message_store.base.errors import DelayStoreError, SourceError, StoreClosedError, TargetError
 from message_store.files.rocksdb.manifest import ManifestNote, note_manifest
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
@@ -213,10 +213,8 @@ def record_ends(manifest: bytes) -> list[int]:
         if place % 32_768 > 32_768 - 7:
             place += -place % 32_768
             continue
-        length, kind = (
-            int.from_bytes(manifest[place + 4 : place + 6], "little"),
-            manifest[place + 6],
-        )
+        length = int.from_bytes(manifest[place + 4 : place + 6], "little")
+        kind = manifest[place + 6]
         place += 7 + length
         if kind in (1, 4):
             ends.append(place)
@@ -336,9 +334,33 @@ def test_no_batch_is_written_while_changes_are_on_their_way_into_tables(
             assert db._noted.size_bytes > before.size_bytes
 
 
-def test_whoever_is_stopped_in_a_batch_leaves_numbers_that_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_that_cannot_be_written_are_told_of_until_they_are(tmp_path: Path) -> None:
+    """Nobody waits for ever, and no batch is written meanwhile."""
+
+    class Failing:
+        def __init__(self, db: object) -> None:
+            self._db = db
+            self.on_their_way, self.failures = 1, 1
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._db, name)
+
+        def property_int_value(self, name: str) -> int:
+            return self.failures if "errors" in name else self.on_their_way
+
+    with closing(IndexDb(tmp_path / "index")) as db:
+        whole = db._db
+        failing = Failing(whole)
+        db._db = failing  # type: ignore[assignment]
+        for _ in range(3):
+            with pytest.raises(TargetError, match="tables cannot be written"):
+                db.move(db.batch())
+        failing.on_their_way = 0
+        db.move(db.batch())
+        db._db = whole
+
+
+def test_whoever_is_stopped_in_a_batch_leaves_numbers_that_agree(tmp_path: Path) -> None:
     """Ctrl-C may come when the batch is written, and before anybody knows of it."""
 
     class Stopped:
