@@ -72,5 +72,6 @@ FAILED_ONCE_IN_REFERENCES: Final = {
     "a-directory-that-cannot-be-made-is-no-error-of-a-store": 9_200_536,
     "an-overdue-message-is-cancelled-and-comes": 9_975_403,
     "what-a-cancel-delivered-was-never-told-of-after-a-kill": 9_991_168,
+    "retention-takes-a-marker-whose-message-stays": 10_001_983,
 }
 """The same of runs with the focus on the reference engines."""

@@ -226,7 +226,7 @@ class RandomRun:
             try:
                 with world.failing_at(failing):
                     world.say(f"  open, {self._strike}")
-                    world.open()
+                    world.open_or_go_back()
                 break
             except Killed:
                 self._died(rng)

@@ -230,7 +230,8 @@ class ReferenceWheelStore(TimerStore):
 
     def _clean(self, now_ms: int) -> None:
         first = self.live.first_of_others(TIMER_TOPIC)
-        keep_from = min([first, *(message.commit_log_offset for message, _ in self._messages())])
+        # Markers too: each takes messages that came later, and whose records stay.
+        keep_from = min([first, *(message.commit_log_offset for message, _ in self._found())])
         if self.live.clean(now_ms, keep_from, self.timers.flush):
             self._log.delete_expired(self.live.log.min_offset)
 
@@ -270,10 +271,13 @@ class ReferenceWheelStore(TimerStore):
                 if message is not None:
                     yield message, unit["magic"]
 
+    def _found(self) -> list[tuple[StoredMessage, int]]:
+        """Every message and marker that waits, with the flags of its unit if it has one."""
+        return [(message, 0) for message in self._without_units()] + [*self._on_wheel()]
+
     def _messages(self) -> Iterator[tuple[StoredMessage, int]]:
         """Every message that waits and that no marker takes, and when it will be delivered."""
-        precision_ms = self.timers.precision_ms
-        found = [(message, 0) for message in self._without_units()] + [*self._on_wheel()]
+        precision_ms, found = self.timers.precision_ms, self._found()
         marked = {
             (message.properties[names.TIMER_DELETE_UNIQUE_KEY], promised_ms(message, precision_ms))
             for message, _ in found

@@ -17,6 +17,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import LOCAL_HOST, StoredMessage
 from message_store.format.message_rules import MAX_MESSAGE_BYTES
 from message_store.format.properties import TIMER_TOPIC, encode_properties
+from message_store.writing.settings import StoreSettings
 from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import TIMER_UNIT
@@ -434,6 +435,26 @@ def test_a_slot_that_ends_while_its_message_is_cancelled_keeps_what_was_told(
         clock.tick(60_000)
         came = len(store.advance(clock.now_ms()))
     assert came == (0 if told is Cancellation.CANCELLED else 1)
+
+
+def test_what_a_marker_takes_does_not_outlive_its_record(tmp_path: Path) -> None:
+    """Retention may have a log file that nothing pending is in; the marker in it takes a message of
+    a later file.
+    """
+    clock = ManualClock(NOW_MS)
+    settings = StoreSettings(commit_log_file_bytes=16_384, retention_ms=60_000)
+    rules = WheelSettings.of_broker("5.5.0", roll_window_slots=60)
+    due, small = AtMs(NOW_MS + 900_000), Message("orders", b"x", unique_key="K")
+    with ReferenceWheelStore.open(tmp_path, clock=clock, settings=settings, rules=rules) as store:
+        receipt = store.schedule(small, due)
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+        for _ in range(2):
+            later = store.schedule(attrs.evolve(small, body=bytes(9_000)), due)
+        assert later.commit_log_offset >= settings.commit_log_file_bytes
+        while clock.now_ms() < NOW_MS + 1_000_000:
+            clock.tick(61_000)
+            assert len(store.advance(clock.now_ms())) == 0
+            assert not list(store.pending())
 
 
 def test_a_link_that_leads_upwards_ends_its_slot(tmp_path: Path) -> None:
