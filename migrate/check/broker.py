@@ -22,7 +22,8 @@ RUNNING = info(
 )
 CRASHED = warning(
     "store-crashed",
-    "a broker that starts here repeats what it delivered in the seconds before it stopped",
+    "a broker that starts here repeats what was delivered in the seconds before the end;"
+    " `delaywheel run` repeats nothing",
     "a conversion takes --after-crash and leaves out what was delivered",
 )
 DLEDGER_MEMBER = info(
@@ -115,7 +116,7 @@ def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
     if snapshot.is_running:
         yield RUNNING.at(root.lock.name, "a broker or a program has the store open")
     elif snapshot.is_dirty:
-        yield CRASHED.at(root.abort.name, "the last broker did not stop cleanly")
+        yield CRASHED.at(root.abort.name, "a broker or a program ended without closing the store")
     if (member := member_state(root)) is not None:
         group = "a group with a controller" if member.is_controlled else "a DLedger group"
         problem = f"member {member.member} of {group}, whose log ends at {member}"

@@ -42,7 +42,11 @@ PEAK = warning(
     "they are delivered one after the other: the last of them late",
     "spread the due times, or measure what the broker delivers in a second and set --capacity",
 )
-OVERDUE = info("overdue", "a broker delivers them as soon as it starts", "have consumers ready")
+OVERDUE = info(
+    "overdue",
+    "a broker that starts, or `delaywheel run`, delivers them at once",
+    "have consumers ready",
+)
 
 
 @attrs.frozen(eq=False)

@@ -34,6 +34,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.commit_log import NO_TIME
+from message_store.reading.engine_choice import EngineName, engines_in
 from message_store.reading.looking import looking_at
 from message_store.reading.unfinished_change import describe_unfinished_change
 from migrate.changes.note import IN_PLACE, unfinished_change
@@ -82,6 +83,11 @@ _COUNT_SENTENCES = {
     ),
 }
 """One, several, and what is said of them."""
+
+_BROKER_REPEATS = "a broker started on it repeats what the log shows as already delivered"
+_OURS_RECOVERS = "the next opening recovers what was flushed, and repeats nothing"
+_OURS: tuple[tuple[EngineName, ...], ...] = (("hierarchy",), ("time-index",))
+"""No broker delivers from these."""
 
 
 def inspect_store(
@@ -162,8 +168,8 @@ class _Inspection:
             self.problems.append(change)
         elif not self.store.was_stopped_cleanly and not self.is_open:
             self.problems.append(
-                f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
-                " started on this store repeats what the log shows as already delivered"
+                f"{self.store.abort}: a broker or a program ended without closing the store;"
+                f" {_OURS_RECOVERS if engines_in(self.store) in _OURS else _BROKER_REPEATS}"
             )
         if reason := unfinished_reason(self.store):
             self.problems.append(f"{self.store.path}: {reason}")

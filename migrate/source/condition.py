@@ -21,8 +21,11 @@ _HEAD_BYTES = 8
 _TAKEN_FROM_LOG = (
     "their messages are taken from the log as far as it has them, also those that were cancelled"
 )
-_MAY_BE_IN_LOG = "what such a queue has lost may still be in the log"
-_LOOKS_THERE = f"{_MAY_BE_IN_LOG}: `delaywheel convert --whole-log` looks there"
+_READ_IN_LOG = (
+    "what such a queue has lost is taken from the part of the log that is read, also messages that"
+    " were cancelled"
+)
+_READS_ALL = f"{_READ_IN_LOG}: `delaywheel convert --whole-log` reads all of it"
 
 
 def require_stopped(store: StoreRoot, *, after_crash: bool) -> None:
@@ -44,7 +47,7 @@ def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = F
     return [
         *cut,
         *problems,
-        f"{_MAY_BE_IN_LOG}: {finds if is_in_place else '--whole-log looks there'}",
+        f"{_READ_IN_LOG}: {finds if is_in_place else '--whole-log reads all of it'}",
     ]
 
 
@@ -87,14 +90,14 @@ def loss_warnings(store: StoreRoot, *, is_open: bool | None = None) -> list[str]
         *(f"{cut}; {_TAKEN_FROM_LOG}" for cut in cut_queues_of(store)),
         *lengths,
         *queues,
-        *([_LOOKS_THERE] if is_in_log else []),
+        *([_READS_ALL] if is_in_log else []),
     ]
 
 
 def gone_queue_warnings(store: StoreRoot) -> list[str]:
     """Lost level queues, as sentences."""
     lost = [str(gone) for gone in gone_queues(store)]
-    return [*lost, _LOOKS_THERE] if lost else []
+    return [*lost, _READS_ALL] if lost else []
 
 
 def retired_warnings(root: StoreRoot, only_levels: Collection[int]) -> list[str]:

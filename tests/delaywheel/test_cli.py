@@ -90,7 +90,7 @@ def test_inspect_for_people(source: Path) -> None:
     result = run("inspect", source, "--now", NOW)
     assert result.exit_code == cli.DONE
     assert "rocketmq-4, stopped cleanly" in result.stdout
-    assert "3 pending, 0 overdue, the next due 2023-11-14T22:13:41Z (in 1s)" in result.stdout
+    assert "3 pending, 0 overdue, the first due 2023-11-14T22:13:41Z (in 1s)" in result.stdout
     assert "level 5 (1m)" in result.stdout
     assert "in 41s" in result.stdout
 

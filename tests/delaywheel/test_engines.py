@@ -891,6 +891,29 @@ def test_an_inspection_says_hierarchy_and_not_a_broker_s_wheel(place: Path) -> N
     assert (found["format"], found["wheel"]["engine"]) == ("rocketmq-5", "wheel")
 
 
+def test_an_inspection_that_cannot_tell_what_is_pending_ends_with_a_code(place: Path) -> None:
+    schedule(place, "--after", "90s", engine="hierarchy")
+    for index in place.glob("delaywheel/hierarchy/**/*.log"):
+        index.write_bytes(b"no index")
+    for table in place.glob("delaywheel/hierarchy/**/MANIFEST-*"):
+        table.write_bytes(b"no manifest")
+    found = run("inspect", place)
+    assert found.exit_code == cli.SOURCE_UNREADABLE
+    assert "how many messages are pending cannot be told" in found.stdout
+    assert "the wheel cannot be read" in found.stderr
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_a_store_that_was_not_closed_is_told_by_its_engine(place: Path, engine: str) -> None:
+    schedule(place, "--after", "90s", engine=engine)
+    (place / "abort").touch()
+    said = " ".join(run("inspect", place).stderr.split())
+    assert "ended without closing the store" in said
+    is_brokers = engine in {"levels", "wheel"}
+    assert ("a broker started on it repeats" in said) == is_brokers
+    assert ("the next opening recovers what was flushed" in said) != is_brokers
+
+
 @ENGINES
 @pytest.mark.parametrize("there", ["nothing", "its parent", "an empty directory"])
 def test_a_refused_message_leaves_no_new_store(tmp_path: Path, engine: str, there: str) -> None:

@@ -36,8 +36,11 @@ def inspection_lines(inspection: "StoreInspection") -> Iterator[str | Table]:
         group = "a group with a controller" if member.is_controlled else "a DLedger group"
         yield f"member {member.member} of {group}, whose log ends at {member}"
     next_due = inspection.next_due_ms
-    soon = "" if next_due is None else f", the next due {when(next_due, inspection.now_ms)}"
-    yield f"{count(inspection.pending)} pending, {count(inspection.overdue)} overdue{soon}"
+    soon = "" if next_due is None else f", the first due {when(next_due, inspection.now_ms)}"
+    if inspection.pending is None:
+        yield "how many messages are pending cannot be told: the warnings say why"
+    else:
+        yield f"{count(inspection.pending)} pending, {count(inspection.overdue)} overdue{soon}"
     yield level_table(inspection.levels, inspection.now_ms)
     if inspection.wheel is not None:
         yield from wheel_lines(inspection.wheel, inspection.now_ms)

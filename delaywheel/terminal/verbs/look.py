@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     """Say what a directory is: version, clean or crashed, messages in its levels and wheel.
 
-    Ends with exit code 3 where the commit log has lost records: numbers may then be too high.
+    Ends with exit code 3 where the commit log has lost records: numbers may then be too high. So it
+    does where the number of pending messages cannot be told.
     """
     with loading(output):
         from delaywheel.terminal.render.inspection import inspection_lines
@@ -43,7 +44,8 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     if not output.as_json:
         output.warnings(inspection.problems)
     has_lost = inspection.beyond_log or log_losses(StoreRoot(store))
-    click.get_current_context().exit(SOURCE_UNREADABLE if has_lost else DONE)
+    is_unknown = inspection.pending is None
+    click.get_current_context().exit(SOURCE_UNREADABLE if has_lost or is_unknown else DONE)
 
 
 @verb("delaywheel pending /data/rocketmq/store --level 18 --limit 5")

@@ -106,7 +106,7 @@ def test_a_crashed_store_is_read_and_said_to_be_crashed(
     found = inspect_store(real_store(LEVELS_49_CRASH).root, now_ms=NOW_MS)
     assert not found.clean
     assert sum(level.already_delivered or 0 for level in found.levels) == 206
-    assert any("the broker crashed" in problem for problem in found.problems)
+    assert any("without closing the store" in problem for problem in found.problems)
 
 
 def test_a_hand_made_store(tmp_path: Path) -> None:

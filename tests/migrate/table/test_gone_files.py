@@ -68,7 +68,7 @@ def test_a_conversion_says_that_a_level_is_left_behind(
     assert report.total("converted") == 3
     [said] = [each for each in report.warnings if str(queue) in each]
     assert "the queue of level 5" in said
-    assert any("--whole-log looks there" in each for each in report.warnings)
+    assert any("--whole-log reads all of it" in each for each in report.warnings)
     whole = convert(options_for(tmp_path, target=tmp_path / "whole", whole_log=True))
     assert whole.total("converted") == 5
     assert verify(source, tmp_path / "whole", spark=None).is_clean
@@ -102,7 +102,7 @@ def test_who_looks_at_the_store_is_told(source: Path, tmp_path: Path) -> None:
     said = f"{queue}: the queue of level 18 is gone"
     problems = inspect_store(source, now_ms=NOW_MS).problems
     assert any(each.startswith(said) for each in problems)
-    assert any("`delaywheel convert --whole-log` looks there" in each for each in problems)
+    assert any("`delaywheel convert --whole-log` reads all of it" in each for each in problems)
     for words in (("pending",), ("export", tmp_path / "out.parquet")):
         verb, *more = words
         result = CliRunner().invoke(cli.main, [str(word) for word in (verb, source, *more)])
