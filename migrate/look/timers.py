@@ -18,6 +18,7 @@ from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSumm
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
 from time_index.reading import UNREAD_MS, has_time_index, pending_in_time_index
+from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -83,11 +84,15 @@ def inspect_time_index(
 
 
 def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:
-    """What to do about a wheel file that has a wrong length, which the timer log makes up for."""
+    """What to do about a wheel file that has a wrong length, which the timer log makes up for, and
+    about an index, which the timer queue makes up for.
+    """
+    run = f"delaywheel run {shell_word(str(store.path))} --engine"
+    if str(index_path(store)) in str(error):
+        return f"; `{run} hierarchy` makes the index anew from the timer queue"
     if not isinstance(error, FormatError) or error.path != store.timer_wheel:
         return ""
-    how = f"delaywheel run {shell_word(str(store.path))} --engine wheel"
-    return f"; a broker does not start on it, `{how}` makes it anew from the timer log"
+    return f"; a broker does not start on it, `{run} wheel` makes it anew from the timer log"
 
 
 def _summary(state: WheelState, now_ms: int) -> WheelSummary:
