@@ -37,6 +37,7 @@ from message_store.format.broker_json import (
 )
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN, parse_long
+from message_store.reading.unfinished_change import moved_past
 
 FILE_NAME = "delayOffset.json"
 _TABLE = "offsetTable"
@@ -84,12 +85,17 @@ class OffsetsFile:
 
 @attrs.frozen
 class DelayOffsets:
-    """The table in force: level to the next queue offset, and where it comes from."""
+    """The table in force: level to the next queue offset, and where it comes from.
+
+    ``moved`` are the offsets before which a change of ours left nothing to deliver. No level goes
+    on before them, whatever the files say.
+    """
 
     offsets: Mapping[int, int]
     source: OffsetsChoice
     main: OffsetsFile
     backup: OffsetsFile
+    moved: Mapping[int, int] = attrs.field(factory=dict)
 
     def at_least(self, offsets: Mapping[int, int]) -> "DelayOffsets":
         """The same, where no level goes on before one of these."""
@@ -136,8 +142,12 @@ class DelayOffsets:
     def by_choice(self) -> dict[OffsetsChoice, Mapping[int, int]]:
         """What each choice would take as the table, for those that are possible."""
         tables = {OffsetsChoice.MAIN: self.main.offsets, OffsetsChoice.BACKUP: self.backup.offsets}
-        possible = {choice: table for choice, table in tables.items() if table is not None}
-        return {**possible, OffsetsChoice.NONE: MappingProxyType({})}
+        tables[OffsetsChoice.NONE] = MappingProxyType({})
+        return {
+            choice: attrs.evolve(self, offsets=table).at_least(self.moved).offsets
+            for choice, table in tables.items()
+            if table is not None
+        }
 
 
 def read_delay_offsets(
@@ -148,7 +158,7 @@ def read_delay_offsets(
     A file chosen by name is used as far as it can be read: of a truncated one the levels before the
     damage, of one with a stale tail its first value. Raises SourceError where a broker would not
     start (a damaged `.bak` behind a main file that cannot be used), and when the file chosen by
-    name holds nothing.
+    name holds nothing. Whatever is chosen, what a change of ours has moved stays moved.
     """
     choice = OffsetsChoice(choice)
     main_path = StoreRoot(root).config_file(FILE_NAME)
@@ -162,7 +172,8 @@ def read_delay_offsets(
         others = [other for other, table in tables.items() if table.offsets is not None]
         way_out = f"; those of --offsets {others[0]} can" if others else ""
         raise SourceError(f"no offsets can be read: {tables[choice].problem}{way_out}")
-    return DelayOffsets(offsets, choice, main, backup)
+    moved = moved_past(StoreRoot(root))
+    return DelayOffsets(offsets, choice, main, backup, moved).at_least(moved)
 
 
 def _broker_choice(main: OffsetsFile, backup: OffsetsFile) -> OffsetsChoice | None:

@@ -7,7 +7,6 @@ tail. Due times that cannot be right are computed again, and delivered messages 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import attrs
 import numpy as np
@@ -132,13 +131,11 @@ def read_backlog(
     whole_log: bool = False,
     commit_log_file_bytes: int | None = None,
     queue_file_bytes: int | None = None,
-    at_least: Mapping[int, int] = MappingProxyType({}),
 ) -> LevelBacklog:
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
     The queues are believed as brokers do, and the log is read from their end on. ``whole_log``, a
     cut queue or an entry that leads to another's record has all of it read, to find the message.
-    ``at_least`` are queue offsets before which no level is read, whatever its offset.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
@@ -146,7 +143,7 @@ def read_backlog(
     """
     store = _readable(root, after_crash=after_crash)
     with open_log(store, commit_log_file_bytes) as log:
-        start = _where_to_start(store, log, offsets_choice, at_least)
+        start = _where_to_start(store, log, offsets_choice)
         known = Known.now(store, log, queue_file_bytes=queue_file_bytes)
         queues = open_level_queues(root, start.offsets, queue_file_bytes=queue_file_bytes)
         whole_log |= start.lacks_entries(store, queues) or lead_astray(log, queues)
@@ -196,14 +193,12 @@ def _readable(root: Path, *, after_crash: bool) -> StoreRoot:
 
 @attrs.frozen
 class _Start:
-    """The offsets from which the levels are read; ``at_least``, before which nothing of a level
-    counts; the mark of the last flush; ``ends``, where each queue ended at least, as the marks know
-    it; and after a crash the newest mark that the log bears out, which says more than
-    delayOffset.json.
+    """The offsets from which the levels are read; the mark of the last flush; ``ends``, where each
+    queue ended at least, as the marks know it; and after a crash the newest mark that the log bears
+    out, which says more than delayOffset.json.
     """
 
     offsets: DelayOffsets
-    at_least: Mapping[int, int]
     flushed: DeliveryMark | None
     ends: Mapping[int, int]
     trusted: DeliveryMark | None = None
@@ -213,7 +208,7 @@ class _Start:
         """The queue offset of a level before which nothing waits."""
         marked = {} if self.trusted is None else self.trusted.offsets
         passed = marked.get(level, self.offsets.offset_of(level))
-        return max(passed, self.at_least.get(level, 0))
+        return max(passed, self.offsets.moved.get(level, 0))
 
     def lacks_entries(self, store: StoreRoot, queues: Sequence[LevelQueue]) -> bool:
         """Whether a queue has lost entries that wait, as far as marks or offsets tell."""
@@ -244,7 +239,7 @@ class _Start:
         have_passed = missing.queue_offset < passed[row_ids]
         if self.trusted is not None:
             have_passed &= missing.commit_log_offset < self.trusted.log_end
-        moved = np.array([self.at_least.get(level, 0) for level in levels], np.int64)
+        moved = np.array([self.offsets.moved.get(level, 0) for level in levels], np.int64)
         return np.asarray(have_passed | (missing.queue_offset < moved[row_ids]))
 
     def without_passed_levels(self, missing: LogNotes) -> LogNotes:
@@ -254,9 +249,7 @@ class _Start:
         return attrs.evolve(missing, rows=rows)
 
 
-def _where_to_start(
-    store: StoreRoot, log: SegmentReader, choice: OffsetsChoice | str, at_least: Mapping[int, int]
-) -> _Start:
+def _where_to_start(store: StoreRoot, log: SegmentReader, choice: OffsetsChoice | str) -> _Start:
     """The offsets of the chosen file, and the marks. After a loss of power both may be ahead of the
     log, which the latest mark tells: then those of the last flush count, as for an engine.
     """
@@ -265,14 +258,13 @@ def _where_to_start(
     ends = level_ends(store.path, recovered)
     was_killed = not store.was_stopped_cleanly
     if choice != OffsetsChoice.AUTO or not was_killed:
-        offsets = offsets.at_least(at_least)
-        return _Start(offsets, at_least, flushed, ends, was_killed=was_killed)
+        return _Start(offsets, flushed, ends, was_killed=was_killed)
     table = checksum(read_small_file(store.config_file(FILE_NAME)))
     if flushed is not None and is_of_a_lost_log(store.path, table, recovered):
-        offsets = attrs.evolve(offsets, offsets=flushed.offsets)
+        offsets = attrs.evolve(offsets, offsets=flushed.offsets).at_least(offsets.moved)
     if (mark := mark_to_trust(store.path, recovered)) is not None:
         offsets = offsets.at_least(mark.offsets)  # the table may be older, as after a kill between
-    return _Start(offsets.at_least(at_least), at_least, flushed, ends, mark, was_killed)
+    return _Start(offsets, flushed, ends, mark, was_killed)
 
 
 def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:

@@ -286,8 +286,9 @@ def open_levels(
         state.left_alone[level] = cursor_of(level)
     if start.since is not None:
         is_known = start.since >= live.log.end and not state.has_new_entries
-    else:  # of a clean store that has lost its offsets the log alone tells what was delivered
-        is_chosen = bool(start.offsets) or offsets_choice is not OffsetsChoice.AUTO
+    else:  # of a clean store without its newest offsets the log alone tells what was delivered
+        is_newest = start.found.source is OffsetsChoice.MAIN and bool(start.offsets)
+        is_chosen = is_newest or offsets_choice is not OffsetsChoice.AUTO
         waits = any(len(cursor) for cursor in state.cursors.values())
         is_known = live.was_clean and (is_chosen or not waits)
     if not is_known:

@@ -46,6 +46,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_V2, TOPIC_MAX_CHARS_V1
 from message_store.intake.batch import draft_batch
 from message_store.intake.records import RecordForm
+from message_store.intake.rescheduling import refuse_unfinished
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import (
     AfterMs,
@@ -340,6 +341,7 @@ class ReferenceLevelStore(Engine):
             dialect=dialect or dialect_of(StoreRoot(path)),
             settings=settings,
             level_table=levels,
+            before_recovery=refuse_unfinished,
         )
         limits = async_rules or AsyncRules()
         config = MessageStoreConfig(

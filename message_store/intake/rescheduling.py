@@ -26,6 +26,7 @@ from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import StoreEnds
+from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 
 
@@ -116,6 +117,13 @@ def unfinished(live: LiveStore, waiting_topic: str) -> Receipt | None:
             " it once with the engine that did that"
         )
     return None
+
+
+def refuse_unfinished(live: LiveStore, _extent: Extent) -> None:
+    """Before recovery, for who appends to a store without its engine: behind another record nobody
+    would know any more that a message was replaced. Raises SourceError.
+    """
+    unfinished(live, "")
 
 
 def _last_record(log: LiveLog) -> StoredMessage | None:

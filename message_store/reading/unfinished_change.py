@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a change of a store in place was stopped before its end.
+"""Whether a change of a store in place was stopped before its end, and what changes have moved.
 
-Until somebody finishes or undoes it, messages may be in the levels and on the wheel.
+Until somebody finishes or undoes one, messages may be in the levels and on the wheel.
 """
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from message_store.base.errors import SourceError, TargetError
@@ -28,21 +29,40 @@ UNDOING = "rolling back"
 
 def describe_unfinished_change(root: StoreRoot) -> str | None:
     """A sentence about a change of the store that was stopped in its middle; None without one."""
+    for directory, facts in _notes(root):
+        if facts is None:
+            return f"{directory / NOTE_NAME}: cannot be read, so nobody knows how far a change came"
+        if facts["state"] not in (DONE, UNDONE):
+            told = f"{directory}: a change of this store was stopped in its middle"
+            return f"{told}; {_ways_on(root, facts)}"
+    return None
+
+
+def moved_past(root: StoreRoot) -> dict[int, int]:
+    """The queue offset of each level before which a change that is done left nothing to deliver:
+    its messages wait elsewhere. A note that nobody can read is ``describe_unfinished_change``'s.
+    """
+    moved: dict[int, int] = {}
+    for _directory, facts in _notes(root):
+        report = facts.get("report") if facts is not None and facts["state"] == DONE else None
+        offsets = report.get("offsets") if isinstance(report, dict) else None
+        for level, at in offsets.items() if isinstance(offsets, dict) else ():
+            moved[int(level)] = max(int(at), moved.get(int(level), 0))
+    return moved
+
+
+def _notes(root: StoreRoot) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+    """The directory of each change that began, with its note; None for one nobody can read."""
     for directory in list_directories(root.own):
-        if not directory.name.startswith(BACKUP_PREFIX):
-            continue
-        content = read_small_file(directory / NOTE_NAME)
+        is_one = directory.name.startswith(BACKUP_PREFIX)
+        content = read_small_file(directory / NOTE_NAME) if is_one else None
         if content is None:  # stopped before anything changed
             continue
         try:
             facts = json.loads(content)
-            state = facts["state"]
-        except (ValueError, KeyError, TypeError):
-            return f"{directory / NOTE_NAME}: cannot be read, so nobody knows how far a change came"
-        if state not in (DONE, UNDONE):
-            told = f"{directory}: a change of this store was stopped in its middle"
-            return f"{told}; {_ways_on(root, facts)}"
-    return None
+            yield directory, facts if "state" in facts else None
+        except (ValueError, TypeError):
+            yield directory, None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import attrs
+import numpy as np
 
 from message_store.base.errors import SourceError
 from message_store.base.printable import shell_word
@@ -26,7 +27,7 @@ from message_store.files.small_files import (
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import LOG_END
 from message_store.format.delay_levels import DelayLevels
-from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.properties import LEVEL_TOPIC, LMQ_PREFIX
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.reading.commit_log import find_log_end
 from message_store.writing.dispatch import Dispatcher
@@ -216,6 +217,31 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
     with open_log(root) as log:
         told = _sentence(root, log, ends.log_end, log_end)
     raise SourceError(f"{told}; {way_out(root)}; nothing was changed")
+
+
+def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int) -> None:
+    """Raise SourceError where queues of a broker's store that was stopped cleanly lead behind the
+    log's end: by the last two entries of one, or by the last ones of two. One alone may itself be
+    damaged. Of a store that was opened here ``refuse_cut_log`` knows more. To be called before
+    anything is written.
+    """
+    if noted_log_file_bytes(queues.root) is not None:
+        return
+    behind: list[int] = []
+    for queue in queues:
+        if queue.end_position > log_end and not queue.topic.startswith(LMQ_PREFIX):
+            units = queue.units(max(queue.min_offset, queue.max_offset - 2), queue.max_offset)
+            starts = units["commit_log_offset"].astype(np.int64)
+            behind += starts[(starts >= log_end) & (np.diff(starts, prepend=-1) > 0)].tolist()
+    if len(behind) > 1:
+        path = log.segments.directory / segment_name(min(behind) // log.file_bytes * log.file_bytes)
+        abort = shell_word(str(queues.root.abort))
+        raise SourceError(
+            f"{path}: the log ends at {log_end:,}, and queues lead to records up to"
+            f" {max(behind):,}: its last bytes are lost; nothing was changed. Take the log from a"
+            f" backup. Or `touch {abort}`, to go on as after a kill: what was scheduled there is"
+            " lost"
+        )
 
 
 def way_out(root: StoreRoot) -> str:

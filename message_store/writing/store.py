@@ -39,6 +39,7 @@ from message_store.writing.losses import (
     noted_log_file_bytes,
     refuse_cut_log,
     refuse_lost_beginnings,
+    refuse_lost_end,
 )
 from message_store.writing.pages_ahead import PagesAhead
 from message_store.writing.queue import LiveQueue
@@ -136,6 +137,8 @@ class LiveStore:
         try:
             extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
             refuse_cut_log(self.root, extent.end)
+            if self.was_clean:
+                refuse_lost_end(self.log, self.queues, extent.end)
             files_end = self.log.end
             self.log.end_at(extent.end, max(extent.last_start, 0))
             refuse_lost_beginnings(self.root, self.log, self.queues, self.levels)

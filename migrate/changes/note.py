@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
-from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, encode_delay_offsets
+from legacy_levels.delay_offsets import DelayOffsets, encode_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
 from message_store.base.errors import SourceError, TargetError
 from message_store.base.printable import iso_time
@@ -227,19 +227,6 @@ def all_changes_of(root: StoreRoot) -> list[Change]:
 def changes_of(root: StoreRoot) -> list[Change]:
     """The changes of a store that are not undone, the oldest first. Raises SourceError."""
     return [change for change in all_changes_of(root) if change.state != UNDONE]
-
-
-def moved_past(root: StoreRoot, offsets: str) -> dict[int, int]:
-    """The offset of each level that a change of ours has moved, where they are not read from files
-    but begin with the queues (``offsets`` is "none"). Raises SourceError.
-    """
-    if offsets != OffsetsChoice.NONE:
-        return {}
-    moved: dict[int, int] = {}
-    for change in changes_of(root):
-        for level, at in change.report.get("offsets", {}).items() if change.state == DONE else ():
-            moved[int(level)] = max(int(at), moved.get(int(level), 0))
-    return moved
 
 
 def unfinished_change(root: StoreRoot) -> Change | None:

@@ -40,7 +40,6 @@ from migrate.changes.note import (
     Change,
     begin_change,
     moved_offsets,
-    moved_past,
     put_offsets,
     unfinished_change,
 )
@@ -277,7 +276,7 @@ def _plan_other(
     Levels that stay there stay here, too: whoever is elected delivers them.
     """
     choice = conversion.settings.offsets
-    offsets = read_delay_offsets(root.path, choice).at_least(moved_past(root, choice))
+    offsets = read_delay_offsets(root.path, choice)
     moving = []
     for level in conversion.levels.values():
         stored = offsets.offsets.get(level.level, 0)
@@ -379,7 +378,6 @@ def _plan(
         level_table=None if table is None else DelayLevels.parse(table),
         after_crash=settings.after_crash,
         whole_log=settings.whole_log,
-        at_least=moved_past(root, settings.offsets),
     )
     moving, stays = [], {}
     for counts in backlog.counts:

@@ -28,6 +28,7 @@ from message_store.files.store_lock import StoreLock
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.intake.rescheduling import refuse_unfinished
 from message_store.reading.unfinished_change import (
     DONE,
     UNDOING,
@@ -41,7 +42,6 @@ from migrate.changes.note import (
     all_changes_of,
     begin_change,
     moved_offsets,
-    moved_past,
     put_offsets,
     unfinished_change,
 )
@@ -251,7 +251,6 @@ class _InPlace:
             offsets_choice=self.options.offsets,
             level_table=self.options.level_table,
             after_crash=True,
-            at_least=moved_past(self.root, self.options.offsets),
         )
         abort, checkpoint = (read_small_file(p) for p in (self.root.abort, self.root.checkpoint))
         LiveStore(
@@ -261,6 +260,7 @@ class _InPlace:
             dialect=_dialect(backlog.offsets.dialect),
             settings=file_sizes(self.root),
             levels=backlog.level_table,
+            before_recovery=refuse_unfinished,
             is_for_a_change=True,
         ).abandon()
         for path, content in ((self.root.checkpoint, checkpoint), (self.root.abort, abort)):

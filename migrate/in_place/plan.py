@@ -23,7 +23,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.unfinished_change import DONE
-from migrate.changes.note import IN_PLACE, Ends, changes_of, moved_past
+from migrate.changes.note import IN_PLACE, Ends, changes_of
 from migrate.in_place.checks import OwnWheel, check_wheel, file_sizes, read_ends, refuse_damage
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import request_of
@@ -185,7 +185,6 @@ def plan_in_place(
         offsets_choice=options.offsets,
         level_table=options.level_table,
         after_crash=options.after_crash,
-        at_least=moved_past(root, options.offsets),
     )
     now_ms = clock_ms if options.now_ms is None else options.now_ms
     if now_ms < backlog.newest_store_ms:

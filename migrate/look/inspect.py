@@ -335,7 +335,8 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
         messages = counted(beyond, "pending message lies", "pending messages lie")
         yield f"{messages} beyond the end of the log, where nothing can be read"
     ends = backlog.commit_log_offset + backlog.size_bytes
-    if cut := int(np.count_nonzero(ends > backlog.recovered_end)) - beyond:
+    is_cut = (ends > backlog.recovered_end) & (ends <= backlog.log_end)
+    if cut := int(np.count_nonzero(is_cut)):
         yield told_as_cut_off(cut, backlog.recovered_end)
     for name, (singular, plural, what) in _COUNT_SENTENCES.items():
         if count := backlog.total(name):

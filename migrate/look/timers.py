@@ -2,6 +2,7 @@
 """Pending timed messages: on the wheel, and in the RocksDB timeline of 5.4 and newer."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import numpy as np
@@ -22,6 +23,8 @@ from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
 from timer_wheel.reading.wheel_reader import read_wheel_store
+
+_UNTOLD: dict[str, Any] = dict.fromkeys(("pending", "overdue", "next_due_ms", "last_due_ms"))
 
 
 def inspect_timers(
@@ -57,7 +60,11 @@ def inspect_timers(
     problems += [*_wheel_problems(state), *_cut_off(store, state)]
     timeline = state.timeline
     summary = None if timeline is None else _timeline_summary(state, timeline, now_ms)
-    return attrs.evolve(_summary(state, now_ms), engine=engine), summary, state
+    wheel = attrs.evolve(_summary(state, now_ms), engine=engine)
+    if state.doubts:  # a number of messages would be a guess
+        wheel = attrs.evolve(wheel, **_UNTOLD, rolled=None, cancelled=None)
+        summary = summary and attrs.evolve(summary, **_UNTOLD)
+    return wheel, summary, state
 
 
 def inspect_time_index(

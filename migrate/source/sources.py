@@ -30,7 +30,6 @@ from message_store.files.log_row import open_log
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot, require_apart
 from message_store.writing.losses import require_whole_log
-from migrate.changes.note import moved_past
 from migrate.look.choices import require_queues
 from migrate.plan.plan import Corrections
 from migrate.plan.stored_plan import request_of
@@ -149,7 +148,6 @@ class ConversionSource:
             level_table=options.level_table,
             after_crash=options.after_crash,
             whole_log=options.whole_log,
-            at_least=moved_past(self.root, options.offsets),
         )
         self.chosen = chosen_by_level(options, self.backlog)
         if options.only_topics:

@@ -22,7 +22,7 @@ from message_store.columns.message_batch import MessageBatch
 from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
-from message_store.format.java_numbers import string_hash
+from message_store.format.java_numbers import INT_MAX, string_hash
 from message_store.format.message_rules import MAX_MESSAGE_BYTES
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.record_layout import (
@@ -176,7 +176,7 @@ def _asked(run: WriteRun, batch: pa.RecordBatch) -> AskedBatch:
     column = batch.column("due_ms") if "due_ms" in batch.schema.names else pa.nulls(count)
     due_ms = int64s(pc.fill_null(column.cast(pa.int64()), 0))
     is_given = column.is_valid().to_numpy(zero_copy_only=False)
-    if is_given.all():
+    if is_given.all() and not run.start_deliver_time_alias:  # else a row may say it twice
         return AskedBatch(messages, due_ms, np.zeros(count, np.bool_))
     asked = asked_by_batch(
         messages,
@@ -215,7 +215,9 @@ def _joined_keys(keys: pa.Array) -> pa.Array:
 
 
 def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s) -> None:
-    """Write what a message keeps of its old record: birth time, flags of its body, retry count."""
+    """Write what a message keeps of its old record: birth time, flags of its body, retry count.
+    Raises BadFieldError for a number that its field does not hold.
+    """
     present = set(batch.schema.names)
     if "born_ms" in present:
         born_ms = batch.column("born_ms").cast(pa.int64())
@@ -225,6 +227,8 @@ def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s
     for name in ("sys_flag", "reconsume_times"):
         if name in present:
             values = int64s(pc.fill_null(batch.column(name), 0))
+            for row in np.flatnonzero((values < -INT_MAX - 1) | (values > INT_MAX))[:1].tolist():
+                raise BadFieldError(f"row {row}: {name} beyond 32 bits", found=int(values[row]))
             kept = _kept_flags(values) if name == "sys_flag" else np.maximum(values, 0)
             put_numbers(block, starts, name, kept.astype(">i4"))
 

@@ -20,7 +20,6 @@ from message_store.format.message_rules import QUEUE_ID_MAX, check_topic
 from message_store.format.properties import REAL_QUEUE_ID, REAL_TOPIC, split_entries
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
 from message_store.format.timer_record_rules import host_problem
-from migrate.changes.note import moved_past
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, Share, read_marker, share_in
 from migrate.report.report import BadRecord
 from migrate.verify.digests.complaints import Complaint
@@ -209,7 +208,6 @@ def read_pending(
         level_table=None if text is None else DelayLevels.parse(text),
         after_crash=settings.after_crash,
         whole_log=whole_log,
-        at_least=moved_past(root, settings.offsets),
     )
     pending = PendingMessages(
         commit_log_offset=backlog.commit_log_offset,

@@ -222,7 +222,8 @@ def rewrite_properties(text: bytes, out_ms: int) -> bytes:
 def real_topic_of(record: bytes) -> bytes | None:
     """Where a level record is to be delivered, or None when that cannot be read."""
     try:
-        stored = dict(names.split_entries(decode_message_at(record).properties_text))
+        message = decode_message_at(record, check_crc=False)  # a bad body has its topic
+        stored = dict(names.split_entries(message.properties_text))
     except FormatError:
         return None
     return stored.get(names.REAL_TOPIC.encode())

@@ -169,6 +169,20 @@ class TestManyStores:
         assert (south["request"]["after_crash"], south["converted"]) == (True, 4)
         assert south["request"]["settings"]["commit_log_file_bytes"] == 4096
 
+    def test_a_manifest_takes_back_a_flag_that_is_for_all(self, stores: list[Path]) -> None:
+        for store in stores[:2]:
+            (store / "abort").touch()
+        members = [
+            {"source": str(stores[0]), "target": "wheels/north", "after_crash": False},
+            {"source": str(stores[1]), "target": "wheels/south"},
+        ]
+        Path("stores.json").write_text(json.dumps(members))
+        result = convert("--manifest", "stores.json", "--after-crash", "--json")
+        assert result.exit_code == cli.SOURCE_UNREADABLE, result.output
+        north, south = json.loads(result.stdout)
+        assert "--after-crash" in north["error"]
+        assert south["converted"] == 4
+
 
 # --- what a manifest may say ----------------------------------------------------------------------
 
@@ -254,6 +268,7 @@ def test_what_a_line_says_goes_before_what_is_said_for_all(
         ('[{"source": "a", "target": "b", "owner": "\\ud800"}]', "is no user of this machine"),
         ('[{"source": "a", "target": "b", "x": 1}]', "entry 1: No such option"),
         ('[{"source": "a", "target": "b", "after_crash": 1}]', "does not take a value"),
+        ('[{"source": "a", "target": "b", "only_level": false}]', "false says nothing of --only"),
     ],
 )
 def test_a_manifest_that_is_not_understood_does_nothing(

@@ -270,7 +270,8 @@ class GroupAccount:
             yield f"{told} times, is received, and it is: {known}"
         for mark in known.marks:
             for other in self.known.values():
-                other.saw(mark)
+                if other.at_most(mark):  # it was among those
+                    other.saw(mark)
         wanted = message_of(hand.name)
         if (message.topic, message.body) != (wanted.topic, wanted.body):
             yield f"{told}: received from {message.topic} with another body or topic"

@@ -26,6 +26,7 @@ from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
+from message_store.intake.rescheduling import refuse_unfinished
 from message_store.interface.delay_store import Cancellation, Finding, Receipt
 from message_store.interface.finding_rules import worst_first
 from message_store.interface.waiting_messages import WaitingFilter
@@ -197,7 +198,12 @@ class ReferenceWheelStore(TimerStore):
         if read_active(root) is not None:
             raise UnsupportedStoreError(f"{path}: the store of a hierarchical wheel")
         store = LiveStore.open(
-            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+            path,
+            clock=clock,
+            dialect=dialect,
+            settings=settings,
+            level_table=levels,
+            before_recovery=refuse_unfinished,
         )
         return made_or_let_go(store, TIMER_TOPIC, lambda: cls(store, wanted))
 

@@ -222,9 +222,9 @@ def _in_one_place(paths: Sequence[Path], given: dict[str, Any]) -> "list[Convert
 def _listed(manifest: Path, given: dict[str, Any]) -> "list[ConvertOptions]":
     """The stores of a manifest; what a line does not say is as for all. Raises BadParameter."""
     members = []
-    for where, words in _entries(manifest):
+    for where, words, unset in _entries(manifest):
         try:
-            members.append(conversion_request(**_understood(words, given)))
+            members.append(conversion_request(**_understood(words, unset, given)))
         except click.ClickException as error:
             raise _wrong(manifest, f"{where}: {error.format_message()}") from error
     if not members:
@@ -232,9 +232,16 @@ def _listed(manifest: Path, given: dict[str, Any]) -> "list[ConvertOptions]":
     return members
 
 
-def _understood(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
-    """What a line says, and of the rest what was given for all."""
+def _understood(words: list[str], unset: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    """What a line says, and of the rest what was given for all. Flags that it says ``false`` of are
+    not set for it.
+    """
     line = _line.make_context("manifest", words)
+    flags = {each.name for each in _line.params if isinstance(each, click.Option) and each.is_flag}
+    for name in unset:
+        if name not in flags:
+            raise click.UsageError(f"false says nothing of --{name.replace('_', '-')}")
+    given = given | dict.fromkeys(unset, False)
     typed = {
         name
         for name in line.params
@@ -246,8 +253,8 @@ def _understood(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
-def _entries(manifest: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where each entry stands, and its words."""
+def _entries(manifest: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Where each entry stands, its words, and the flags that it does not want."""
     try:
         content = read_small_file(manifest)
         text = "" if content is None else content.decode()
@@ -257,7 +264,9 @@ def _entries(manifest: Path) -> Iterator[tuple[str, list[str]]]:
         raise _wrong(manifest, "no such file")
     if text.lstrip()[:1] in ("[", "{"):
         for number, entry in enumerate(_json_list(manifest, text), 1):
-            yield f"entry {number}", _words(manifest, f"entry {number}", entry)
+            words = _words(manifest, f"entry {number}", entry)
+            unset = [key.replace("-", "_") for key, value in entry.items() if value is False]
+            yield f"entry {number}", words, unset
         return
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -265,7 +274,7 @@ def _entries(manifest: Path) -> Iterator[tuple[str, list[str]]]:
         except ValueError as error:
             raise _wrong(manifest, f"line {number}: {error}") from error
         if words:
-            yield f"line {number}", words
+            yield f"line {number}", words, []
 
 
 def _json_list(manifest: Path, text: str) -> list[Any]:

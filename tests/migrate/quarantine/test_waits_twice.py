@@ -19,6 +19,7 @@ from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import all_changes_of
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
+from migrate.convert import convert
 from migrate.quarantine.kept import Quarantine, obstacles
 from migrate.quarantine.restore import (
     DONE,
@@ -30,7 +31,7 @@ from migrate.quarantine.restore import (
 )
 from migrate.write.staging import sole_writer
 from tests.independent.level_store_builder import LevelMessage, build_level_store
-from tests.migrate.conversions import NOW_MS, build_and_convert
+from tests.migrate.conversions import NOW_MS, build_and_convert, options_for
 from tests.migrate.in_place_stores import do, tree
 from tests.migrate.stops import Stopped, stopping_before
 from timer_wheel.wheel.store import WheelStore
@@ -272,3 +273,31 @@ def test_a_source_is_brought_back_whose_record_lies_with_all_others_in_the_targe
         assert {each.unique_key for each in opened.pending()} == {"K1", "K2"}
     assert undo(source) == "rolled back"
     assert keys_in(source) == {"K1", "K2"}
+
+
+def test_a_bad_body_is_set_aside_for_its_own_topic_alone(tmp_path: Path) -> None:
+    """Else each conversion of some topics would set it aside, and each could put it back."""
+    build_level_store(
+        tmp_path / "source",
+        [
+            LevelMessage(level=18, store_timestamp_ms=STORED_MS, unique_key="A1", topic="A"),
+            LevelMessage(level=18, store_timestamp_ms=STORED_MS, unique_key="B1", topic="B"),
+            LevelMessage(
+                level=18,
+                store_timestamp_ms=STORED_MS,
+                unique_key="BAD",
+                topic="A",
+                record_fields={"body_crc": 7},
+            ),
+        ],
+    )
+    for topic, quarantined in (("A", 1), ("B", 0)):
+        report = convert(
+            options_for(
+                tmp_path,
+                target=tmp_path / topic,
+                only_topics=(topic,),
+                on_bad_record="quarantine",
+            )
+        )
+        assert (report.total("converted"), report.total("quarantined")) == (1, quarantined)

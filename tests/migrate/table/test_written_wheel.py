@@ -85,6 +85,28 @@ def test_what_a_message_brings_along_from_an_old_store_is_kept(
     assert message.store_timestamp_ms == NOW_MS
 
 
+@pytest.mark.parametrize("name", ["sys_flag", "reconsume_times", "flag"])
+@pytest.mark.parametrize("value", [2**31, 2**32 + 3, -(2**31) - 1])
+def test_a_number_that_its_field_does_not_hold_is_refused(
+    name: str, value: int, tmp_path: Path
+) -> None:
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    rows = [{"topic": "T", "body": b"x", "due_ms": NOW_MS, name: value}]
+    with pytest.raises(BadFieldError, match=name):
+        stage_rows(run, 0, iter([batch_of(rows, **{name: pa.int64()})]))
+
+
+def test_a_row_that_says_its_due_time_twice_is_refused_beside_others(tmp_path: Path) -> None:
+    run = attrs.evolve(run_for(tmp_path / "store"), start_deliver_time_alias=True)
+    begin_write(run, overwrite=False)
+    row = {"topic": "T", "body": b"x", "due_ms": NOW_MS + 5_000}
+    twice = row | {"properties": [("__STARTDELIVERTIME", str(NOW_MS + 9_000))]}
+    for rows in ([twice], [row | {"properties": []}, twice]):
+        with pytest.raises(BadFieldError, match="give one of them"):
+            stage_rows(run, 0, iter([batch_of(rows)]))
+
+
 def test_a_row_without_a_due_time_says_it_by_its_properties(tmp_path: Path) -> None:
     asks: list[tuple[list[tuple[str, str]], int]] = [
         ([("DELAY", "3"), ("mine", "own")], 10_000),

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker's store that was stopped cleanly, and lost a file since: no note of ours says so."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from legacy_levels import LevelStore
+from message_store import ManualClock
+from message_store.base.errors import SourceError
+from migrate.look.inspect import inspect_store
+from tests.independent.real_stores import (
+    LEVELS_49_CLEAN,
+    LEVELS_55_CLEAN,
+    WHEEL_55_CLEAN,
+    RealStore,
+    unpack,
+)
+from timer_wheel import WheelStore
+
+DAY_MS = 86_400_000
+
+
+def last_log_file(store: RealStore) -> Path:
+    return max((store.root / "commitlog").iterdir())
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("lose", [removed, zeroed])
+@pytest.mark.parametrize(
+    ("name", "engine"), [(LEVELS_49_CLEAN, LevelStore), (WHEEL_55_CLEAN, WheelStore)]
+)
+def test_a_log_that_lost_its_end_is_not_opened_in_silence(
+    name: str, engine: type[LevelStore | WheelStore], lose: object, tmp_path: Path
+) -> None:
+    """Its queues lead behind the end; a broker cuts them, and says nothing."""
+    store = unpack(name, tmp_path / "store")
+    path = last_log_file(store)
+    assert callable(lose)
+    lose(path)
+    before = {each: each.read_bytes() for each in store.root.rglob("*") if each.is_file()}
+    with pytest.raises(SourceError, match="its last bytes are lost") as told:
+        engine.open(store.root, clock=ManualClock(store.stopped_ms))
+    after = {each: each.read_bytes() for each in store.root.rglob("*") if each.is_file()}
+    after.pop(store.root / "lock", None)
+    before.pop(store.root / "lock", None)
+    assert after == before
+    [abort] = re.findall(r"`touch (\S+)`", str(told.value))
+    Path(abort).touch()
+    engine.open(store.root, clock=ManualClock(store.stopped_ms)).close()
+
+
+@pytest.mark.parametrize("name", [LEVELS_49_CLEAN, LEVELS_55_CLEAN])
+@pytest.mark.parametrize("lost", [(".json",), (".json", ".json.bak")], ids=str)
+@pytest.mark.parametrize("content", [None, b"", b'{"offsetTable":{1:'], ids=repr)
+def test_a_store_without_its_newest_offsets_repeats_nothing(
+    name: str, lost: tuple[str, ...], content: bytes | None, tmp_path: Path
+) -> None:
+    """The log knows what was delivered since the `.bak`."""
+    store = unpack(name, tmp_path / "store")
+    for ending in lost:
+        path = store.root / "config" / f"delayOffset{ending}"
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(content)
+    if content and len(lost) == 2:
+        return  # a broker does not start, and neither does an engine: somebody has to choose
+    now_ms = store.stopped_ms + 400 * DAY_MS
+    with LevelStore.open(store.root, clock=ManualClock(now_ms)) as levels:
+        came = Counter(each.message.unique_key for each in levels.advance(now_ms))
+    assert came == Counter(line.unique_key for line in store.pending_in_levels())
+
+
+def test_an_inspection_counts_what_a_log_of_a_clean_stop_lost(tmp_path: Path) -> None:
+    store = unpack(LEVELS_49_CLEAN, tmp_path / "store")
+    last_log_file(store).unlink()
+    problems = inspect_store(store.root, now_ms=store.stopped_ms).problems
+    assert any("beyond the end of the log" in each for each in problems)
+    assert not [each for each in problems if re.search(r"-\d", each) or "9223372" in each]

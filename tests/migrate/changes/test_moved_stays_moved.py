@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a change has moved waits in no level any more, whatever became of the offset files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from legacy_levels import LevelStore
+from message_store import ManualClock
+from message_store.files.store_root import StoreRoot
+from migrate.changes.retire import retire
+from migrate.changes.undo import roll_back
+from migrate.convert import convert
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import PendingFilter, pending_messages
+from migrate.table.pending_table import LEVELS, TableOptions, pending_rows
+from tests.independent.level_messages import LevelMessage
+from tests.independent.level_store_builder import T0, build_level_store
+from tests.migrate.conversions import options_for
+from tests.migrate.in_place_stores import do
+
+NOW_MS = T0 + 500
+OFFSETS = ("config/delayOffset.json", "config/delayOffset.json.bak")
+
+
+def change_in_place(folder: Path, store: Path) -> None:
+    assert do(store, NOW_MS).conversion.total("converted") == 3
+
+
+def convert_and_retire(folder: Path, store: Path) -> None:
+    assert convert(options_for(folder, now_ms=NOW_MS)).total("converted") == 3
+    retire(store, folder / "target", execute=True)
+
+
+def gone(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def sound(_path: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize("change", [change_in_place, convert_and_retire])
+@pytest.mark.parametrize(("damage", "offsets"), [(sound, "none"), (gone, "auto"), (empty, "auto")])
+def test_nothing_that_was_moved_is_taken_again(
+    change: Callable[[Path, Path], None],
+    damage: Callable[[Path], None],
+    offsets: str,
+    tmp_path: Path,
+) -> None:
+    """Neither by who lists, nor by who converts, nor by who delivers."""
+    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
+    store = build_level_store(tmp_path / "source", messages).root
+    change(tmp_path, store)
+    for name in OFFSETS:
+        damage(store / name)
+    of_levels = PendingFilter(level=5)
+    assert not list(pending_messages(store, of_levels, now_ms=NOW_MS, offsets=offsets))
+    found = inspect_store(store, now_ms=NOW_MS, offsets=offsets)
+    assert [level.pending for level in found.levels if level.pending] == []
+    assert len(pending_rows(store, LEVELS, TableOptions(now_ms=NOW_MS, offsets=offsets))) == 0
+    again = options_for(tmp_path, target=tmp_path / "again", offsets=offsets, levels_only=True)
+    assert convert(again).total("converted") == 0
+    if change is change_in_place:
+        assert do(store, NOW_MS, offsets=offsets).state == "nothing to do"
+    with LevelStore.open(store, clock=ManualClock(T0 + 10**8), offsets=offsets) as levels:
+        assert len(levels.advance(T0 + 10**8)) == 0
+
+
+def test_a_change_that_was_undone_has_moved_nothing(tmp_path: Path) -> None:
+    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
+    store = build_level_store(tmp_path / "source", messages).root
+    change_in_place(tmp_path, store)
+    roll_back(StoreRoot(store), execute=True)
+    for name in OFFSETS:
+        gone(store / name)
+    assert len(list(pending_messages(store, PendingFilter(), now_ms=NOW_MS))) == 3
