@@ -219,13 +219,13 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
     raise SourceError(f"{told}; {way_out(root)}; nothing was changed")
 
 
-def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int) -> None:
-    """Raise SourceError where queues of a broker's store that was stopped cleanly lead behind the
-    log's end: by the last two entries of one, or by the last ones of two. One alone may itself be
-    damaged. Of a store that was opened here ``refuse_cut_log`` knows more. To be called before
-    anything is written.
+def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int, *, was_clean: bool) -> None:
+    """Raise SourceError as ``refuse_cut_log``, and of a broker's store that was stopped cleanly
+    where queues lead behind the log's end: by the last two entries of one, or by the last ones of
+    two. One alone may itself be damaged. A store that was opened here has notes that say more.
     """
-    if noted_log_file_bytes(queues.root) is not None:
+    refuse_cut_log(queues.root, log_end)
+    if not was_clean or noted_log_file_bytes(queues.root) is not None:
         return
     behind: list[int] = []
     for queue in queues:

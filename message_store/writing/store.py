@@ -37,7 +37,6 @@ from message_store.writing.losses import (
     StoreLosses,
     note_log_file_bytes,
     noted_log_file_bytes,
-    refuse_cut_log,
     refuse_lost_beginnings,
     refuse_lost_end,
 )
@@ -136,9 +135,7 @@ class LiveStore:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
             extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
-            refuse_cut_log(self.root, extent.end)
-            if self.was_clean:
-                refuse_lost_end(self.log, self.queues, extent.end)
+            refuse_lost_end(self.log, self.queues, extent.end, was_clean=self.was_clean)
             files_end = self.log.end
             self.log.end_at(extent.end, max(extent.last_start, 0))
             refuse_lost_beginnings(self.root, self.log, self.queues, self.levels)

@@ -5,7 +5,7 @@ Rows and due times are columns, so filters by level and time cost nothing. Other
 records at once, in log order. The scalar codec decodes the candidates, and decides.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from legacy_levels.delay_offsets import OffsetsChoice
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
+from message_store.base.printable import counted
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import StoredBatch
 from message_store.files.log_row import open_log
@@ -95,12 +96,26 @@ class PendingFilter:
         return chosen
 
 
+def _be_silent(_sentence: str) -> None:
+    """Nobody asked for warnings."""
+
+
+def told_as_gone(count: int) -> str:
+    """What is said of messages of levels whose records the log no longer has."""
+    messages = counted(count, "message of a level is", "messages of levels are")
+    return (
+        f"{messages} no longer in the log: retention or somebody removed its first files. They are"
+        " lost, and not counted here"
+    )
+
+
 def pending_messages(
     path: Path,
     wanted: PendingFilter = PendingFilter(),
     *,
     now_ms: int,
     offsets: OffsetsChoice | str = OffsetsChoice.AUTO,
+    warn: Callable[[str], None] = _be_silent,
 ) -> Iterator[Pending | BadRecord]:
     """The pending messages of the store under ``path`` that are ``wanted``, the next due first.
 
@@ -108,6 +123,7 @@ def pending_messages(
 
     A message whose record cannot be read comes as a BadRecord, whatever topic or key is asked for.
     For one on the wheel ``level`` is None. After a crash, what was already delivered is left out.
+    ``warn`` is told of messages of levels that are no longer in the log, in words.
     Raises SourceError and FormatError for a store that cannot be read, OptionsError for a level
     that it does not have.
     """
@@ -116,6 +132,8 @@ def pending_messages(
     store.require_readable()
     with looking_at(store):
         rows = _all_rows(store, now_ms, OffsetsChoice(offsets))
+        if rows.gone_count:
+            warn(told_as_gone(rows.gone_count))
         require_levels(store, () if wanted.level is None else (wanted.level,), offsets=offsets)
         rows = rows.rows(np.flatnonzero(wanted.window(rows)))
         with open_log(store) as log:

@@ -158,7 +158,7 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
     yield from state.doubts
     if state.expired_count:
         units = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
-        yield f"{units} to what retention has deleted: those messages are lost"
+        yield f"{units} to what retention has deleted: what was not cancelled of it is lost"
     if state.done_already_count:
         units = counted(state.done_already_count, "entry", "entries")
         yield (

@@ -116,6 +116,12 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
     if unindexed:
         messages = counted(unindexed, "message was", "messages were")
         warnings.append(f"{messages} in the log but not yet in a level's queue")
+    if gone := backlog.total("expired"):
+        messages = counted(gone, "message", "messages")
+        warnings.append(
+            f"{messages} behind the offsets are no longer in the log: retention or somebody removed"
+            " its first files. They are lost, and not converted"
+        )
     if lost := sum(counts.before_queue for counts in backlog.counts):
         warnings.append(f"{counted(lost, 'message')} lay in the log before a level's queue")
     if mended := sum(counts.mended for counts in backlog.counts):

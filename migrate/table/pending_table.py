@@ -138,7 +138,7 @@ class PendingRows:
     ``precision_ms`` that of the wheel; a message that rolls is due later.
 
     ``queue_offset`` is that in a level's queue. It and ``is_roll`` are for who lists messages: they
-    are not packed.
+    are not packed. Nor is ``gone_count``: so many entries more lead to what the log no longer has.
     """
 
     level: NDArray[np.int16]
@@ -146,6 +146,7 @@ class PendingRows:
     size_bytes: NDArray[np.int32]
     due_ms: NDArray[np.int64]
     precision_ms: int = 0
+    gone_count: int = 0
     queue_offset: NDArray[np.int64] = attrs.field()
     is_roll: NDArray[np.bool_] = attrs.field()
 
@@ -171,7 +172,11 @@ class PendingRows:
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
         }
-        return cls(**columns, precision_ms=max(part.precision_ms for part in parts))
+        return cls(
+            **columns,
+            precision_ms=max(part.precision_ms for part in parts),
+            gone_count=sum(part.gone_count for part in parts),
+        )
 
     @classmethod
     def of_levels(cls, backlog: LevelBacklog) -> "PendingRows":
@@ -181,6 +186,7 @@ class PendingRows:
             commit_log_offset=backlog.commit_log_offset.astype(np.int64, copy=False),
             size_bytes=backlog.size_bytes.astype(np.int32, copy=False),
             due_ms=backlog.due_ms.astype(np.int64, copy=False),
+            gone_count=backlog.total("expired"),
             queue_offset=backlog.queue_offset.astype(np.int64, copy=False),
         )
 
@@ -218,7 +224,8 @@ class PendingRows:
         )
 
 
-_COLUMNS = [field.name for field in attrs.fields(PendingRows) if field.name != "precision_ms"]
+_NUMBERS = ("precision_ms", "gone_count")
+_COLUMNS = [field.name for field in attrs.fields(PendingRows) if field.name not in _NUMBERS]
 NO_ROWS = PendingRows(
     np.empty(0, np.int16), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
 )

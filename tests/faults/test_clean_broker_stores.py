@@ -10,7 +10,10 @@ import pytest
 from legacy_levels import LevelStore
 from message_store import ManualClock
 from message_store.base.errors import SourceError
+from migrate.convert import convert
 from migrate.look.inspect import inspect_store
+from migrate.look.pending import PendingFilter, pending_messages
+from migrate.settings import TargetSettings
 from tests.independent.real_stores import (
     LEVELS_49_CLEAN,
     LEVELS_55_CLEAN,
@@ -18,6 +21,7 @@ from tests.independent.real_stores import (
     RealStore,
     unpack,
 )
+from tests.migrate.conversions import options_for
 from timer_wheel import WheelStore
 
 DAY_MS = 86_400_000
@@ -87,3 +91,19 @@ def test_an_inspection_counts_what_a_log_of_a_clean_stop_lost(tmp_path: Path) ->
     problems = inspect_store(store.root, now_ms=store.stopped_ms).problems
     assert any("beyond the end of the log" in each for each in problems)
     assert not [each for each in problems if re.search(r"-\d", each) or "9223372" in each]
+
+
+def test_messages_whose_log_file_is_gone_are_told_of(tmp_path: Path) -> None:
+    """By who lists, and by who converts: both leave them out, as brokers do."""
+    store = unpack(LEVELS_49_CLEAN, tmp_path / "store")
+    min((store.root / "commitlog").iterdir()).unlink()
+    told: list[str] = []
+    wanted = PendingFilter()
+    listed = list(pending_messages(store.root, wanted, now_ms=store.stopped_ms, warn=told.append))
+    lost = len(store.pending) - len(listed)
+    assert lost > 0
+    assert [each for each in told if f"{lost} messages of levels are no longer in the log" in each]
+    asked = {"source": store.root, "now_ms": store.stopped_ms, "settings": TargetSettings()}
+    report = convert(options_for(tmp_path, **asked))
+    assert report.total("converted") == len(listed)
+    assert any(f"{lost} messages behind the offsets are no" in each for each in report.warnings)

@@ -71,7 +71,9 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
         from migrate.look.pending import PendingFilter, pending_messages
         from migrate.source.condition import log_losses, loss_warnings
     output.tell_of_writer(store)
-    messages = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
+    messages = pending_messages(
+        store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets, warn=output.warn
+    )
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)
     listed, unreadable = output.pending(messages, now_ms)

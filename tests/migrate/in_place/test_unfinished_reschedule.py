@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def bodies(store: DelayStore) -> list[bytes]:
     ids=str,
 )
 def test_it_is_finished_before_levels_are_converted(
-    store: Callable[[Due], Path], due: Due, only_levels: tuple[int, ...]
+    store: Callable[[Due], Path], due: Due, only_levels: Any
 ) -> None:
     path, clock = store(due), ManualClock(NOW_MS)
     options = ConvertOptions(
