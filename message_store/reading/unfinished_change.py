@@ -12,9 +12,11 @@ from typing import Any
 
 from message_store.base.errors import SourceError, TargetError
 from message_store.base.printable import shell_word
-from message_store.files.segments import list_directories
+from message_store.files.log_row import open_log
+from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 
 BACKUP_PREFIX = "backup-"
 """How the directory of a change is called, below the project's own."""
@@ -40,15 +42,33 @@ def describe_unfinished_change(root: StoreRoot) -> str | None:
 
 def moved_past(root: StoreRoot) -> dict[int, int]:
     """The queue offset of each level before which a change that is done left nothing to deliver:
-    its messages wait elsewhere. A note that nobody can read is ``describe_unfinished_change``'s.
+    its messages wait elsewhere. A note that nobody can read is ``describe_unfinished_change``'s;
+    one of a longer log, which a backup has replaced since, says nothing of this one.
     """
+    done = [facts for _, facts in _notes(root) if facts is not None and facts["state"] == DONE]
     moved: dict[int, int] = {}
-    for _directory, facts in _notes(root):
-        report = facts.get("report") if facts is not None and facts["state"] == DONE else None
-        offsets = report.get("offsets") if isinstance(report, dict) else None
-        for level, at in offsets.items() if isinstance(offsets, dict) else ():
-            moved[int(level)] = max(int(at), moved.get(int(level), 0))
+    if not done:
+        return moved
+    with open_log(root) as log:
+        for facts in done:
+            report = facts.get("report")
+            offsets = report.get("offsets") if isinstance(report, dict) else None
+            if not isinstance(offsets, dict) or not _reaches(log, facts.get("after")):
+                continue
+            for level, at in offsets.items():
+                moved[int(level)] = max(int(at), moved.get(int(level), 0))
     return moved
+
+
+def _reaches(log: SegmentReader, after: Any) -> bool:
+    """Whether the log has the records that it had after a change, or had them once."""
+    end = after.get("log_end", 0) if isinstance(after, dict) else 0
+    if end <= max(log.min_offset, SMALLEST_RECORD_BYTES):
+        return True
+    # The last bytes of a record hold its topic or properties, and are never all zeros.
+    tail = bytearray(SMALLEST_RECORD_BYTES)
+    log.read_into(end - len(tail), memoryview(tail))
+    return any(tail)
 
 
 def _notes(root: StoreRoot) -> Iterator[tuple[Path, dict[str, Any] | None]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a change has moved waits in no level any more, whatever became of the offset files."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from legacy_levels import LevelStore
 from message_store import ManualClock
+from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
@@ -80,3 +82,21 @@ def test_a_change_that_was_undone_has_moved_nothing(tmp_path: Path) -> None:
     for name in OFFSETS:
         gone(store / name)
     assert len(list(pending_messages(store, PendingFilter(), now_ms=NOW_MS))) == 3
+
+
+def test_a_store_that_was_put_back_from_before_a_change_has_its_messages(tmp_path: Path) -> None:
+    """The notes of the change stay there: the log no longer has what it appended."""
+    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
+    store = build_level_store(tmp_path / "source", messages).root
+    shutil.copytree(store, tmp_path / "backup")
+    change_in_place(tmp_path, store)
+    for each in store.iterdir():
+        if each.is_dir() and each.name != "delaywheel":
+            shutil.rmtree(each)
+    shutil.copytree(tmp_path / "backup", store, dirs_exist_ok=True)
+    of_levels = PendingFilter(level=5)
+    assert len(list(pending_messages(store, of_levels, now_ms=NOW_MS))) == 3
+    with pytest.raises(SourceError, match=r"queue-ends\.json"):  # which says the same
+        convert(options_for(tmp_path, now_ms=NOW_MS))
+    (store / "delaywheel/queue-ends.json").unlink()
+    assert convert(options_for(tmp_path, now_ms=NOW_MS)).total("converted") == 3
