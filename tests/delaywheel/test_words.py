@@ -76,7 +76,8 @@ NO_BROKER = "do not start a broker on this target"
         (
             {"missing": 1},
             [
-                "a lost or shortened level queue may be the reason: convert anew with --whole-log",
+                "messages came into the source since, or a level queue is lost or shorter:",
+                "convert anew, in the latter case with --whole-log",
                 NO_BROKER,
             ],
         ),

@@ -65,7 +65,7 @@ def some(names: Sequence[str], limit: int) -> str:
 
 def bad_record_line(record: "BadRecord") -> str:
     """A message that cannot be read or converted: where, and why."""
-    position = f"queue offset {record.queue_offset}" if record.queue_offset >= 0 else "on the wheel"
+    position = f"queue offset {record.queue_offset}" if record.queue_offset >= 0 else "in no level"
     level = f"level {record.level}, " if record.level else ""
     return f"{level}{position}, log offset {record.commit_log_offset}: {printable(record.reason)}"
 
@@ -354,7 +354,8 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
             yield "nothing that waits in the source is in the target: that was made from another"
             yield "store, or the source was retired or used since"
         elif report.missing and not (report.whole_log or report.is_damaged):
-            yield "a lost or shortened level queue may be the reason: convert anew with --whole-log"
+            yield "messages came into the source since, or a level queue is lost or shorter:"
+            yield "convert anew, in the latter case with --whole-log"
         yield "do not start a broker on this target"
         return
     chosen = [
