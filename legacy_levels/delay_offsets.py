@@ -87,8 +87,8 @@ class OffsetsFile:
 class DelayOffsets:
     """The table in force: level to the next queue offset, and where it comes from.
 
-    ``moved`` are the offsets before which a change of ours left nothing to deliver. No level goes
-    on before them, whatever the files say.
+    ``moved`` are the offsets before which a change of ours left nothing to deliver, where no whole
+    file is taken: the change has written both of them. No level goes on before them.
     """
 
     offsets: Mapping[int, int]
@@ -141,12 +141,17 @@ class DelayOffsets:
 
     def by_choice(self) -> dict[OffsetsChoice, Mapping[int, int]]:
         """What each choice would take as the table, for those that are possible."""
-        tables = {OffsetsChoice.MAIN: self.main.offsets, OffsetsChoice.BACKUP: self.backup.offsets}
-        tables[OffsetsChoice.NONE] = MappingProxyType({})
+        files = {OffsetsChoice.MAIN: self.main, OffsetsChoice.BACKUP: self.backup}
+        tables = {
+            choice: attrs.evolve(self, offsets=file.offsets)
+            for choice, file in files.items()
+            if file.offsets is not None
+        }
+        tables[OffsetsChoice.NONE] = attrs.evolve(self, offsets=MappingProxyType({}))
+        is_whole = {choice for choice, file in files.items() if file.problem is None}
         return {
-            choice: attrs.evolve(self, offsets=table).at_least(self.moved).offsets
+            choice: (table if choice in is_whole else table.at_least(self.moved)).offsets
             for choice, table in tables.items()
-            if table is not None
         }
 
 
@@ -158,7 +163,7 @@ def read_delay_offsets(
     A file chosen by name is used as far as it can be read: of a truncated one the levels before the
     damage, of one with a stale tail its first value. Raises SourceError where a broker would not
     start (a damaged `.bak` behind a main file that cannot be used), and when the file chosen by
-    name holds nothing. Whatever is chosen, what a change of ours has moved stays moved.
+    name holds nothing. Where no whole file is taken, what a change of ours has moved stays moved.
     """
     choice = OffsetsChoice(choice)
     main_path = StoreRoot(root).config_file(FILE_NAME)
@@ -172,7 +177,8 @@ def read_delay_offsets(
         others = [other for other, table in tables.items() if table.offsets is not None]
         way_out = f"; those of --offsets {others[0]} can" if others else ""
         raise SourceError(f"no offsets can be read: {tables[choice].problem}{way_out}")
-    moved = moved_past(StoreRoot(root))
+    is_whole = choice in tables and tables[choice].problem is None
+    moved = {} if is_whole else moved_past(StoreRoot(root))
     return DelayOffsets(offsets, choice, main, backup, moved).at_least(moved)
 
 

@@ -96,7 +96,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             yield found_warning(
                 str(file.path),
                 f"it was damaged when the store was opened: {file.damage}",
-                f"{state.found.taken}, which delivers again what that table does not know of",
+                f"{state.found.taken}; a broker repeats what that table does not know of",
                 "compare what was delivered since with the topics",
             )
     for correction in state.corrections:

@@ -270,7 +270,9 @@ def open_levels(
         _cursor,
         state,
         start=start,
-        may_tell_losses=bool(start.offsets) and offsets_choice is OffsetsChoice.AUTO,
+        may_tell_losses=offsets_choice is OffsetsChoice.AUTO
+        and bool(start.offsets)
+        and (start.since is not None or start.found.source is not OffsetsChoice.NONE),
     )
     for level in sorted(levels):
         state.cursors[level] = cursor_of(level)

@@ -56,7 +56,8 @@ def moved_past(root: StoreRoot) -> dict[int, int]:
             if not isinstance(offsets, dict) or not _reaches(log, facts.get("after")):
                 continue
             for level, at in offsets.items():
-                moved[int(level)] = max(int(at), moved.get(int(level), 0))
+                if level.isdecimal() and isinstance(at, int):
+                    moved[int(level)] = max(at, moved.get(int(level), 0))
     return moved
 
 
@@ -80,9 +81,9 @@ def _notes(root: StoreRoot) -> Iterator[tuple[Path, dict[str, Any] | None]]:
             continue
         try:
             facts = json.loads(content)
-            yield directory, facts if "state" in facts else None
-        except (ValueError, TypeError):
-            yield directory, None
+        except ValueError:
+            facts = None
+        yield directory, facts if isinstance(facts, dict) and "state" in facts else None
 
 
 @contextmanager

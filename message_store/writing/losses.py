@@ -219,6 +219,9 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
     raise SourceError(f"{told}; {way_out(root)}; nothing was changed")
 
 
+_MOST_LOST_FILES = 64
+
+
 def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int, *, was_clean: bool) -> None:
     """Raise SourceError as ``refuse_cut_log``, and of a broker's store that was stopped cleanly
     where queues lead behind the log's end: by the last two entries of one, or by the last ones of
@@ -232,7 +235,9 @@ def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int, *, was_clean: 
         if queue.end_position > log_end and not queue.topic.startswith(LMQ_PREFIX):
             units = queue.units(max(queue.min_offset, queue.max_offset - 2), queue.max_offset)
             starts = units["commit_log_offset"].astype(np.int64)
-            behind += starts[(starts >= log_end) & (np.diff(starts, prepend=-1) > 0)].tolist()
+            is_near = starts < log_end + _MOST_LOST_FILES * log.file_bytes  # else it is damaged
+            is_next = np.diff(starts, prepend=-1) > 0
+            behind += starts[(starts >= log_end) & is_near & is_next].tolist()
     if len(behind) > 1:
         path = log.segments.directory / segment_name(min(behind) // log.file_bytes * log.file_bytes)
         abort = shell_word(str(queues.root.abort))

@@ -117,7 +117,8 @@ class StoreSnapshot(ClosedOnExit):
     @cached_property
     def offset_files(self) -> DelayOffsets:
         """Both files of delivery offsets, and no choice between them."""
-        return read_delay_offsets(self.root.path, OffsetsChoice.NONE)
+        found = read_delay_offsets(self.root.path, OffsetsChoice.NONE)
+        return attrs.evolve(found, offsets={}, moved={})  # a broker knows of no change of ours
 
     @cached_property
     def offsets(self) -> Mapping[int, int]:

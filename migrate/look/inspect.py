@@ -185,6 +185,11 @@ class _Inspection:
             return None
         if levels_with_queue(self.store.path):
             self.problems += offsets.problems
+        if offsets.moved:
+            self.problems.append(
+                f"{offsets.main.path}: a change has moved messages of levels, and this file is not"
+                " taken: a broker that takes none delivers them again"
+            )
         return offsets
 
     def _levels(self, offsets: DelayOffsets | None) -> tuple[LevelState, ...]:

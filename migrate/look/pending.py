@@ -105,7 +105,7 @@ def told_as_gone(count: int) -> str:
     messages = counted(count, "message of a level is", "messages of levels are")
     return (
         f"{messages} no longer in the log: retention or somebody removed its first files. They are"
-        " lost, and not counted here"
+        " lost if they were not delivered, and not listed"
     )
 
 

@@ -120,7 +120,7 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
         messages = counted(gone, "message", "messages")
         warnings.append(
             f"{messages} behind the offsets are no longer in the log: retention or somebody removed"
-            " its first files. They are lost, and not converted"
+            " its first files. They are lost if they were not delivered, and not converted"
         )
     if lost := sum(counts.before_queue for counts in backlog.counts):
         warnings.append(f"{counted(lost, 'message')} lay in the log before a level's queue")

@@ -887,7 +887,7 @@ def test_an_inspection_says_hierarchy_and_not_a_broker_s_wheel(place: Path) -> N
     assert "timer wheel" not in said
     assert json.loads(done("inspect", place, "--json"))["wheel"]["engine"] == "hierarchy"
     schedule(place, "--after", "90s", engine="wheel")
-    found = json.loads(done("inspect", place, "--json"))
+    found = json.loads(done("inspect", place, "--json", "--now", NOW))
     assert (found["format"], found["wheel"]["engine"]) == ("rocketmq-5", "wheel")
 
 

@@ -13,6 +13,8 @@ from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import PendingFilter, pending_messages
@@ -72,6 +74,34 @@ def test_nothing_that_was_moved_is_taken_again(
         assert do(store, NOW_MS, offsets=offsets).state == "nothing to do"
     with LevelStore.open(store, clock=ManualClock(T0 + 10**8), offsets=offsets) as levels:
         assert len(levels.advance(T0 + 10**8)) == 0
+
+
+@pytest.mark.parametrize("change", [change_in_place, convert_and_retire])
+def test_a_broker_that_would_repeat_it_is_told_of(
+    change: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    """It knows of no change of ours."""
+    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
+    store = build_level_store(tmp_path / "source", messages).root
+    change(tmp_path, store)
+    for name in OFFSETS:
+        gone(store / name)
+    findings = check_store(store, CheckOptions(now_ms=NOW_MS)).findings
+    assert [each for each in findings if each.code == "offsets-missing"]
+    problems = inspect_store(store, now_ms=NOW_MS).problems
+    assert [each for each in problems if "a broker that takes none delivers them again" in each]
+
+
+def test_whole_offsets_that_somebody_put_back_are_believed(tmp_path: Path) -> None:
+    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
+    store = build_level_store(tmp_path / "source", messages).root
+    kept = {name: (store / name).read_bytes() for name in OFFSETS if (store / name).exists()}
+    convert_and_retire(tmp_path, store)
+    for name, content in kept.items():
+        (store / name).write_bytes(content)
+    assert len(list(pending_messages(store, PendingFilter(), now_ms=NOW_MS))) == 3
+    with LevelStore.open(store, clock=ManualClock(T0 + 10**8)) as levels:
+        assert len(levels.advance(T0 + 10**8)) == 3
 
 
 def test_a_change_that_was_undone_has_moved_nothing(tmp_path: Path) -> None:
