@@ -61,7 +61,7 @@ def inspect_timers(
     timeline = state.timeline
     summary = None if timeline is None else _timeline_summary(state, timeline, now_ms)
     wheel = attrs.evolve(_summary(state, now_ms), engine=engine)
-    if state.doubts:  # a number of messages would be a guess
+    if state.is_miscounted:
         wheel = attrs.evolve(wheel, **_UNTOLD, rolled=None, cancelled=None)
         summary = summary and attrs.evolve(summary, **_UNTOLD)
     return wheel, summary, state

@@ -66,4 +66,6 @@ def test_the_levels_of_a_table_of_its_own_are_those_of_the_race(tmp_path: Path) 
     assert seen.delivered is not None
     assert sorted(seen.delivered.number.tolist()) == [*range(60)]
     waited_ms = seen.promised_ms - seen.start_ms
-    assert (waited_ms // 1_000).tolist() == (level + 1).tolist()  # stock: 1 and 5
+    assert (waited_ms >= (level + 1) * 1_000).all()  # how late each was put nobody knows
+    apart_ms = np.median(waited_ms[1::2] - waited_ms[::2])
+    assert 0 < apart_ms < 3_000  # a second; of stock levels, which are 1 s and 5 s, four

@@ -97,6 +97,13 @@ class WheelState:
             )
         return tuple(doubts)
 
+    @property
+    def is_miscounted(self) -> bool:
+        """Whether there may be any number of messages more or fewer. The other doubts are of as
+        many as they say.
+        """
+        return bool(self.checkpoint_damage or self.lost_log_bytes or self.placed_again_count)
+
     def require_sound(self, path: Path) -> "WheelState":
         """This state, of the store at ``path``. Raises SourceError where there are doubts."""
         if self.doubts:
