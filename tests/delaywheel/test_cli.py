@@ -752,7 +752,7 @@ def test_a_lost_queue_is_missed_by_verification_and_found_with_the_whole_log(
     assert convert(source, tmp_path / "without", target_conf).exit_code == cli.DONE
     missed = run("verify", source, tmp_path / "without")
     assert missed.exit_code == cli.FINDINGS
-    assert "convert anew with --whole-log" in missed.stdout
+    assert "convert anew, in the latter case with --whole-log" in missed.stdout
     found = convert(source, tmp_path / "with", target_conf, "--whole-log")
     assert "3 of 3 pending messages converted" in found.stdout, found.output
     assert run("verify", source, tmp_path / "with").exit_code == cli.DONE
