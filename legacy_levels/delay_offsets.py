@@ -99,8 +99,7 @@ class DelayOffsets:
 
     def at_least(self, offsets: Mapping[int, int]) -> "DelayOffsets":
         """The same, where no level goes on before one of these."""
-        levels = {level: max(at, self.offset_of(level)) for level, at in offsets.items()}
-        return attrs.evolve(self, offsets={**self.offsets, **levels}) if levels else self
+        return attrs.evolve(self, offsets=_at_least(self.offsets, offsets)) if offsets else self
 
     def offset_of(self, level: int) -> int:
         """Where delivery of a level goes on; 0 when the table does not name it."""
@@ -143,16 +142,15 @@ class DelayOffsets:
         """What each choice would take as the table, for those that are possible."""
         files = {OffsetsChoice.MAIN: self.main, OffsetsChoice.BACKUP: self.backup}
         tables = {
-            choice: attrs.evolve(self, offsets=file.offsets)
+            choice: file.offsets if file.problem is None else _at_least(file.offsets, self.moved)
             for choice, file in files.items()
             if file.offsets is not None
         }
-        tables[OffsetsChoice.NONE] = attrs.evolve(self, offsets=MappingProxyType({}))
-        is_whole = {choice for choice, file in files.items() if file.problem is None}
-        return {
-            choice: (table if choice in is_whole else table.at_least(self.moved)).offsets
-            for choice, table in tables.items()
-        }
+        return {**tables, OffsetsChoice.NONE: _at_least({}, self.moved)}
+
+
+def _at_least(offsets: Mapping[int, int], floor: Mapping[int, int]) -> Mapping[int, int]:
+    return {**offsets, **{level: max(at, offsets.get(level, 0)) for level, at in floor.items()}}
 
 
 def read_delay_offsets(

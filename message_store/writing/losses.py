@@ -220,6 +220,7 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
 
 
 _MOST_LOST_FILES = 64
+"""An entry that leads further behind the log's end is damaged."""
 
 
 def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int, *, was_clean: bool) -> None:
@@ -235,7 +236,7 @@ def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int, *, was_clean: 
         if queue.end_position > log_end and not queue.topic.startswith(LMQ_PREFIX):
             units = queue.units(max(queue.min_offset, queue.max_offset - 2), queue.max_offset)
             starts = units["commit_log_offset"].astype(np.int64)
-            is_near = starts < log_end + _MOST_LOST_FILES * log.file_bytes  # else it is damaged
+            is_near = starts < log_end + _MOST_LOST_FILES * log.file_bytes
             is_next = np.diff(starts, prepend=-1) > 0
             behind += starts[(starts >= log_end) & is_near & is_next].tolist()
     if len(behind) > 1:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from legacy_levels.delay_offsets import OffsetsChoice
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
-from message_store.base.printable import counted
 from message_store.columns.byte_column import ByteColumn
 from message_store.columns.message_batch import StoredBatch
 from message_store.files.log_row import open_log
@@ -32,6 +31,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.interface.delay_store import Pending
 from message_store.reading.looking import looking_at
 from migrate.look.choices import require_levels
+from migrate.report.accounting import told_as_gone
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
 from migrate.source.record_reader import Chunk, read_chunks
@@ -98,15 +98,6 @@ class PendingFilter:
 
 def _be_silent(_sentence: str) -> None:
     """Nobody asked for warnings."""
-
-
-def told_as_gone(count: int) -> str:
-    """What is said of messages of levels whose records the log no longer has."""
-    messages = counted(count, "message of a level is", "messages of levels are")
-    return (
-        f"{messages} no longer in the log: retention or somebody removed its first files. They are"
-        " lost if they were not delivered, and not listed"
-    )
 
 
 def pending_messages(

@@ -101,6 +101,15 @@ def _level_reports(
     )
 
 
+def told_as_gone(count: int) -> str:
+    """What is said of messages of levels whose records the log no longer has."""
+    messages = counted(count, "message of a level is", "messages of levels are")
+    return (
+        f"{messages} no longer in the log: retention or somebody removed its first files. They are"
+        " left out, and lost if they were not delivered"
+    )
+
+
 def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
     """What was odd about the source and how it was taken, as sentences."""
     warnings = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
@@ -117,11 +126,7 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
         messages = counted(unindexed, "message was", "messages were")
         warnings.append(f"{messages} in the log but not yet in a level's queue")
     if gone := backlog.total("expired"):
-        messages = counted(gone, "message", "messages")
-        warnings.append(
-            f"{messages} behind the offsets are no longer in the log: retention or somebody removed"
-            " its first files. They are lost if they were not delivered, and not converted"
-        )
+        warnings.append(told_as_gone(gone))
     if lost := sum(counts.before_queue for counts in backlog.counts):
         warnings.append(f"{counted(lost, 'message')} lay in the log before a level's queue")
     if mended := sum(counts.mended for counts in backlog.counts):

@@ -28,6 +28,12 @@ NOW_MS = T0 + 500
 OFFSETS = ("config/delayOffset.json", "config/delayOffset.json.bak")
 
 
+def built(folder: Path) -> Path:
+    """A store in which three messages wait in a level."""
+    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
+    return build_level_store(folder / "source", messages).root
+
+
 def change_in_place(folder: Path, store: Path) -> None:
     assert do(store, NOW_MS).conversion.total("converted") == 3
 
@@ -58,8 +64,7 @@ def test_nothing_that_was_moved_is_taken_again(
     tmp_path: Path,
 ) -> None:
     """Neither by who lists, nor by who converts, nor by who delivers."""
-    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
-    store = build_level_store(tmp_path / "source", messages).root
+    store = built(tmp_path)
     change(tmp_path, store)
     for name in OFFSETS:
         damage(store / name)
@@ -81,8 +86,7 @@ def test_a_broker_that_would_repeat_it_is_told_of(
     change: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
     """It knows of no change of ours."""
-    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
-    store = build_level_store(tmp_path / "source", messages).root
+    store = built(tmp_path)
     change(tmp_path, store)
     for name in OFFSETS:
         gone(store / name)
@@ -93,8 +97,7 @@ def test_a_broker_that_would_repeat_it_is_told_of(
 
 
 def test_whole_offsets_that_somebody_put_back_are_believed(tmp_path: Path) -> None:
-    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
-    store = build_level_store(tmp_path / "source", messages).root
+    store = built(tmp_path)
     kept = {name: (store / name).read_bytes() for name in OFFSETS if (store / name).exists()}
     convert_and_retire(tmp_path, store)
     for name, content in kept.items():
@@ -105,8 +108,7 @@ def test_whole_offsets_that_somebody_put_back_are_believed(tmp_path: Path) -> No
 
 
 def test_a_change_that_was_undone_has_moved_nothing(tmp_path: Path) -> None:
-    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
-    store = build_level_store(tmp_path / "source", messages).root
+    store = built(tmp_path)
     change_in_place(tmp_path, store)
     roll_back(StoreRoot(store), execute=True)
     for name in OFFSETS:
@@ -116,8 +118,7 @@ def test_a_change_that_was_undone_has_moved_nothing(tmp_path: Path) -> None:
 
 def test_a_store_that_was_put_back_from_before_a_change_has_its_messages(tmp_path: Path) -> None:
     """The notes of the change stay there: the log no longer has what it appended."""
-    messages = [LevelMessage(level=5, unique_key=f"K{number}") for number in range(3)]
-    store = build_level_store(tmp_path / "source", messages).root
+    store = built(tmp_path)
     shutil.copytree(store, tmp_path / "backup")
     change_in_place(tmp_path, store)
     for each in store.iterdir():
