@@ -6,14 +6,18 @@ names. An entry of the queue that leads to no record that can be read is one of 
 due time. Limitation: the log is read whole from the first message of the queue on.
 """
 
+from contextlib import suppress
+
 import numpy as np
 
+from message_store.base.errors import FormatError, SourceError
 from message_store.columns.byte_column import Int64s
 from message_store.files.log_row import open_log
 from message_store.files.notes import LostNotes
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import TIME_INDEX_TOPIC
 from message_store.kernels.log import WALKED, walk_window
 from message_store.life.trace import record_at
@@ -22,6 +26,7 @@ from message_store.reading.consume_queue import QueueEntries, UnitArray, is_fill
 from message_store.reading.engine_choice import time_index_state
 from message_store.reading.recovered_end import recovered_end
 from message_store.redelivery.lineage import NAME_ROWS, PLACE, Names
+from time_index.buckets import IndexFiles
 from time_index.layouts import Units
 from time_index.record_kernel import DUE, FOUND_ROWS, OFFSET, SIZE, messages_in
 
@@ -72,10 +77,30 @@ def pending_in_time_index(root: StoreRoot) -> Units:
     return units.rows(~names.are_done(units.offsets, units.offsets)).in_order()
 
 
+def gone_from_time_index(root: StoreRoot) -> int:
+    """How many messages wait by the files of the index, whose records lay before the log's first
+    file. 0 where the files cannot be believed: an engine rebuilds them from the log.
+    """
+    files = IndexFiles(root)
+    with suppress(FormatError, SourceError), open_log(root) as log:
+        state, begin = files.read_state(), log.min_offset
+        buckets = () if state is None else state.buckets
+        parts = [files.read(each) for each in buckets if each.first_offset < begin]
+        units = Units.together(parts).pending()
+        gone = units.rows(units.offsets < begin)
+        if state is not None and len(gone):
+            start = max(state.log_end, begin)
+            names = Names.read(log, start, LONG_MAX, known_end=start)
+            return int((~names.are_done(gone.offsets, gone.offsets)).sum())
+    return 0
+
+
 def _first_record(queue: QueueEntries, log: SegmentReader) -> int:
-    """Where the first entry's record begins; where the log does if the entry is damaged."""
+    """Where the record of the first entry ever begins, and where the log does if that is damaged or
+    gone. A queue without its first file may lack entries of messages that the log has.
+    """
     offsets = queue.commit_log_offset
-    is_first = len(offsets) > 0 and offsets[0] == offsets.min()
+    is_first = len(offsets) > 0 and offsets[0] == offsets.min() and queue.first_queue_offset == 0
     if is_first and read_store_times(log, offsets[:1])[0] != NO_TIME:
         return max(int(offsets[0]), log.min_offset)
     return log.min_offset

@@ -204,6 +204,9 @@ def _slots(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
         where = snapshot.relative(wheel.path) if wheel.path is not None else "timerwheel"
         problem = counted(int(dead.sum()), "slot leads", "slots lead")
         yield SLOT_NOWHERE.at(where, f"{problem} to no unit of the timer log")
+    if state.cut_slot_count and not snapshot.is_running:
+        problem = counted(state.cut_slot_count, "slot to come begins", "slots to come begin")
+        yield SLOT_NOWHERE.at("timerlog", f"{problem} where no unit is any more")
     is_read_whole = files.rescanned_from <= min(units.file_starts.tolist(), default=0)
     if snapshot.is_running:  # a second reading sees a later moment
         return
@@ -375,6 +378,10 @@ def check_time_index(snapshot: StoreSnapshot) -> Iterator[Finding]:
     rows = rows_of(IN_INDEX, snapshot.root, TableOptions(now_ms=snapshot.now_ms))
     unread = [each.commit_log_offset for each in unreadable_among(snapshot.log, rows)]
     lost = np.union1d(unread, [*_going_nowhere(snapshot, rows)])
+    if rows.gone_count:
+        problem = counted(rows.gone_count, "message waits", "messages wait")
+        problem += " whose records lay before the log's beginning"
+        yield TIME_INDEX_UNREAD.at("delaywheel/time-index", problem)
     if len(lost):
         problem = counted(len(lost), "message cannot be read", "messages cannot be read")
         yield TIME_INDEX_UNREAD.at("delaywheel/time-index", f"{problem}, or not delivered")

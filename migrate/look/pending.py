@@ -114,7 +114,7 @@ def pending_messages(
 
     A message whose record cannot be read comes as a BadRecord, whatever topic or key is asked for.
     For one on the wheel ``level`` is None. After a crash, what was already delivered is left out.
-    ``warn`` is told of messages of levels that are no longer in the log, in words.
+    ``warn`` is told of messages whose records are no longer in the log, in words.
     Raises SourceError and FormatError for a store that cannot be read, OptionsError for a level
     that it does not have.
     """

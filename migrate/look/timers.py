@@ -16,9 +16,15 @@ from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark, is_hierarchical
 from message_store.reading.recovered_end import recovered_end
 from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSummary
+from migrate.report.accounting import told_as_gone
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
-from time_index.reading import UNREAD_MS, has_time_index, pending_in_time_index
+from time_index.reading import (
+    UNREAD_MS,
+    gone_from_time_index,
+    has_time_index,
+    pending_in_time_index,
+)
 from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
@@ -78,6 +84,8 @@ def inspect_time_index(
     except (FormatError, SourceError) as error:
         problems.append(f"the time index cannot be read: {error}")
         return TimeIndexSummary()
+    if gone := gone_from_time_index(store):
+        problems.append(f"the time index: {told_as_gone(gone)}")
     if unread := int(np.count_nonzero(due_ms == UNREAD_MS)):
         messages = counted(unread, "message", "messages")
         problems.append(f"the time index: {messages} cannot be read; `delaywheel pending` says why")
@@ -157,8 +165,7 @@ def told_as_cut_off(count: int, log_end: int) -> str:
 def _wheel_problems(state: WheelState) -> Iterator[str]:
     yield from state.doubts
     if state.expired_count:
-        units = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
-        yield f"{units} to what retention has deleted: what was not cancelled of it is lost"
+        yield f"the wheel: {told_as_gone(state.expired_count)}"
     if state.done_already_count:
         units = counted(state.done_already_count, "entry", "entries")
         yield (

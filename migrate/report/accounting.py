@@ -102,11 +102,11 @@ def _level_reports(
 
 
 def told_as_gone(count: int) -> str:
-    """What is said of messages of levels whose records the log no longer has."""
-    messages = counted(count, "message of a level is", "messages of levels are")
+    """What is said of pending messages whose records the log no longer has."""
+    messages = counted(count, "message is", "messages are")
     return (
         f"{messages} no longer in the log: retention or somebody removed its first files. They are"
-        " left out, and lost if they were not delivered"
+        " left out, and lost if they were neither delivered nor cancelled"
     )
 
 

@@ -81,7 +81,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )
-    if wheel.lost_log_bytes or wheel.astray_count:
+    if wheel.lost_log_bytes or wheel.cut_slot_count or wheel.astray_count:
         wheel.require_sound(source.path)
     return len(wheel.pending) + wheel.unlinked_count
 

@@ -27,7 +27,7 @@ from message_store.writing.losses import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
 from migrate.source.condition import require_stopped
 from migrate.source.level_delays import level_table_of
-from time_index.reading import pending_in_time_index
+from time_index.reading import gone_from_time_index, pending_in_time_index
 from timer_wheel.format.timer_due import FINEST_MS, promised_times, was_due_when_stored
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -281,6 +281,7 @@ def _time_index_rows(store: StoreRoot) -> PendingRows:
         commit_log_offset=units.offsets,
         size_bytes=units.sizes.astype(np.int32, copy=False),
         due_ms=units.due_ms,
+        gone_count=gone_from_time_index(store),
     )
 
 
@@ -316,6 +317,7 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         size_bytes=timers.size_bytes.astype(np.int32, copy=False),
         due_ms=timers.slot_time_ms + wheel.precision_ms,
         precision_ms=wheel.precision_ms,
+        gone_count=wheel.expired_count,
         is_roll=timers.is_roll,
     )
 

@@ -33,7 +33,8 @@ class WheelState:
     the wheel, and the checkpoint lets a broker place them once more. ``astray_count`` entries that
     have to be placed lead to no record. ``lost_log_bytes`` of the timer log are not there, which
     the checkpoint knows (0 ``after_crash``: the power may have taken them). ``unlinked_count`` are
-    units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done).
+    units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done),
+    ``cut_slot_count`` slots to come begin where the timer log has no unit any more.
     ``unreachable_count`` messages are in slots further back than a broker that starts reads;
     ``after_crash`` those of which the log does not tell that they are done, from our last flush on.
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
@@ -58,6 +59,7 @@ class WheelState:
     astray_count: int = 0
     lost_log_bytes: int = 0
     unlinked_count: int = 0
+    cut_slot_count: int = 0
     unreachable_count: int = 0
     checkpoint_damage: str | None = None
 
@@ -89,6 +91,12 @@ class WheelState:
                 f"timerlog: {units} in slots to come, and no link leads there: a broker loses those"
                 " messages. `delaywheel check` says what to do"
             )
+        if self.cut_slot_count:
+            slots = counted(self.cut_slot_count, "slot to come begins", "slots to come begin")
+            doubts.append(
+                f"timerlog: {slots} where no unit is any more: a broker loses those messages."
+                " `delaywheel run` finds them by the queue"
+            )
         if self.unreachable_count:
             messages = counted(self.unreachable_count, "message is", "messages are")
             doubts.append(
@@ -102,7 +110,8 @@ class WheelState:
         """Whether there may be any number of messages more or fewer. The other doubts are of as
         many as they say.
         """
-        return bool(self.checkpoint_damage or self.lost_log_bytes or self.placed_again_count)
+        is_short = self.lost_log_bytes or self.cut_slot_count
+        return bool(self.checkpoint_damage or is_short or self.placed_again_count)
 
     def require_sound(self, path: Path) -> "WheelState":
         """This state, of the store at ``path``. Raises SourceError where there are doubts."""

@@ -248,6 +248,7 @@ def read_wheel_store(
         shared_positions=shared_positions,
         lost_log_bytes=0 if after_crash else _lost_log_bytes(checkpoint, units, log.file_bytes),
         unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset) if is_told else 0,
+        cut_slot_count=is_told * _cut_slot_count(revised, units, read_time_ms, precision_ms),
         unreachable_count=unreachable_count,
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
@@ -272,6 +273,15 @@ def _deliverable_count(root: StoreRoot, undone: PendingTimers) -> int:
 def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) -> int:
     """How many records nothing leads to; retention takes messages that are due."""
     return len(np.setdiff1d(alone[alone >= log_begin], timers.commit_log_offset))
+
+
+def _cut_slot_count(
+    wheel: WheelSlots, units: TimerUnits, read_time_ms: int, precision_ms: int
+) -> int:
+    """How many slots to come begin where the timer log has no unit any more."""
+    first = _asked(wheel, read_time_ms, LONG_MAX, precision_ms)["first_position"].astype(np.int64)
+    is_lost = (first >= 0) & (first < units.end_position) & (units.index_at(first) < 0)
+    return int(is_lost.sum())
 
 
 def _lost_log_bytes(checkpoint: TimerCheckpoint, units: TimerUnits, file_bytes: int) -> int:
@@ -312,13 +322,21 @@ def _placed(
     return placed, units.positions[chains.met[chains.met >= 0]], alone
 
 
+def _asked(wheel: WheelSlots, from_ms: int, to_ms: int, precision_ms: int) -> NDArray[np.void]:
+    """The slots from one time up to another, which stand where they belong."""
+    time_units = wheel.slots["time_units"]
+    is_asked = (time_units % WHEEL_SLOTS == wheel.index) & (time_units < to_ms // precision_ms)
+    chosen: NDArray[np.void] = wheel.slots[
+        is_asked & (time_units >= max(1, from_ms // precision_ms))
+    ]
+    return chosen
+
+
 def _in_slots(
     wheel: WheelSlots, units: TimerUnits, from_ms: int, to_ms: int, precision_ms: int
 ) -> tuple[PendingTimers, Chains]:
     """What lies in the slots from one time up to another, slot by slot, and their chains."""
-    time_units = wheel.slots["time_units"]
-    is_asked = (time_units % WHEEL_SLOTS == wheel.index) & (time_units < to_ms // precision_ms)
-    used = wheel.slots[is_asked & (time_units >= max(1, from_ms // precision_ms))]
+    used = _asked(wheel, from_ms, to_ms, precision_ms)
     used = used[np.argsort(used["time_units"], kind="stable")]
     chains = walk_chains(
         units.index_at(used["last_position"]),
