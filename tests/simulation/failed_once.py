@@ -35,6 +35,8 @@ FAILED_ONCE: Final = {
     "units-behind-a-hand-that-the-power-took-lead-nowhere": 9_507_876,
     "a-level-that-lost-its-queue-shows-what-was-cancelled": 9_950_018,
     "a-listing-follows-offsets-that-are-older-than-the-mark": 9_990_606,
+    "a-listing-of-a-killed-wheel-takes-no-marker-behind-its-hand": 10_016_873,
+    "a-listing-of-a-killed-wheel-counts-a-unit-that-the-power-tore": 10_017_407,
 }
 """What was wrong, and the seed that met it."""
 

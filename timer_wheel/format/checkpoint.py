@@ -243,14 +243,15 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
 @attrs.frozen
 class LastFlush:
     """The checkpoint, and where the hand was at the last flush: where the checkpoint has it, unless
-    ``is_ours`` says that nobody else was here since. The timer log ended at ``position`` then. From
-    ``names_from`` on records name their messages (``OwnCheckpoint``).
+    ``is_ours`` says that nobody else was here since. The timer log ended at ``position`` then, and
+    begins at ``log_begins``. Records from ``names_from`` on name messages (``OwnCheckpoint``).
     """
 
     checkpoint: TimerCheckpoint
     hand_ms: int
     is_ours: bool = False
     position: int = 0
+    log_begins: int = 0
     names_from: int = LONG_MAX
 
 
@@ -262,7 +263,8 @@ def read_last_flush(root: StoreRoot) -> LastFlush:
     if own is None or not own.is_known:
         return LastFlush(checkpoint, hand_ms)
     hand_ms = min(hand_ms, own.flushed_hand_ms)
-    return LastFlush(checkpoint, hand_ms, True, own.flushed_position, own.names_from)
+    position = own.flushed_position
+    return LastFlush(checkpoint, hand_ms, True, position, own.log_begins, own.names_from)
 
 
 def checkpoint_damage(root: StoreRoot, now_ms: int) -> str | None:

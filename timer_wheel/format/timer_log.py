@@ -147,6 +147,18 @@ class TimerUnits:
         there = (runs >= 0) & (within % TIMER_UNIT.size == 0) & (indexes < ends[runs])
         return np.where(there, indexes, -1)
 
+    def until(self, position: int) -> "TimerUnits":
+        """The units before a position, as if the log ended there."""
+        count = int(np.searchsorted(self.positions, position))
+        runs = self.run_starts < position
+        return TimerUnits(
+            units=self.units[:count],
+            end_position=min(self.end_position, position),
+            file_starts=self.file_starts,
+            run_starts=self.run_starts[runs],
+            run_indexes=self.run_indexes[runs],
+        )
+
     def index_of_file(self, position: int) -> int:
         """The index of the first unit in the file that holds a position, or in the first file."""
         before = self.file_starts[self.file_starts <= position]

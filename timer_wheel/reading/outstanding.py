@@ -221,9 +221,7 @@ def outstanding(
         nothing_noted = TimerCheckpoint(master_queue_offset=LONG_MAX)
         first_unread = resume_queue_offset(root, commit_log, units, nothing_noted)
         after_crash = True
-    names_from, has_lost_units = _names_from(flush, units)
-    if has_lost_units and not len(units):
-        first_unread = 0  # whoever was here placed all of it, and the next of us does so again
+    names_from = _names_from(flush, units)
     timers = placed
     if timeline is not None:
         scanned = min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max)
@@ -233,6 +231,8 @@ def outstanding(
     expired_count = int((~is_there).sum())
     from_queue_offset = 0 if after_crash or timeline is not None else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
+    if flush is not None and flush.is_ours:
+        first_unread = _behind_last_unit(queue, units)
     waiting, blocking, astray_count = waiting_in_queue(
         queue, commit_log, first_unread, after_crash=after_crash
     )
@@ -259,14 +259,23 @@ def outstanding(
     )
 
 
-def _names_from(flush: LastFlush | None, units: TimerUnits) -> tuple[int, bool]:
-    """From which commit log offset on names count, and whether the timer log lacks units that it
-    had at the last flush. Of those what is done, and when, the log tells alone.
+def _names_from(flush: LastFlush | None, units: TimerUnits) -> int:
+    """From which commit log offset on names count. Where the timer log lacks units that it had at
+    the last flush, the log alone tells what of them is done.
     """
     if flush is None:
-        return LONG_MAX, False
-    has_lost_units = units.end_position < flush.position
-    return 0 if has_lost_units else flush.names_from, has_lost_units
+        return LONG_MAX
+    return 0 if units.end_position < flush.position else flush.names_from
+
+
+def _behind_last_unit(queue: QueueEntries, units: TimerUnits) -> int:
+    """The queue offset from which messages have no units: behind that of the last unit."""
+    if not len(units):
+        return queue.first_queue_offset
+    last = int(units.units["commit_log_offset"][-1])
+    found = np.flatnonzero(queue.commit_log_offset == last)
+    row = int(found[-1]) + 1 if len(found) else np.searchsorted(queue.commit_log_offset, last)
+    return queue.first_queue_offset + int(row)
 
 
 def _first_ms(timers: PendingTimers) -> int:

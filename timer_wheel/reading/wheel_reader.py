@@ -216,7 +216,7 @@ def read_wheel_store(
     hand_ms, from_ms = checkpoint.last_read_time_ms, _heeded_from_ms(flush, now_ms, after_crash)
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
         begin = 0 if whole_log else _first_applied(wheel, checkpoint, log.file_bytes)
-        units = read_units(log, begin)
+        units = read_units(log, begin) if crash is None else _believed_units(log, begin, crash)
         precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
@@ -252,6 +252,17 @@ def read_wheel_store(
         unreachable_count=unreachable_count,
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )
+
+
+def _believed_units(log: SegmentReader, begin: int, flush: LastFlush) -> TimerUnits:
+    """The units that an opening after a crash keeps: of our own those up to the last flush, and
+    none where first files of the timer log are missing. The queue has the messages of the others.
+    """
+    units = read_units(log, begin)
+    if not flush.is_ours:
+        return units
+    is_short = int(units.file_starts.min(initial=0)) > flush.log_begins
+    return units.until(0 if is_short else flush.position)
 
 
 def _heeded_from_ms(flush: LastFlush, now_ms: int, after_crash: bool) -> int:
