@@ -12,6 +12,7 @@ from message_store.kernels.log import (
     AT_QUEUE_OFFSET,
     AT_SIZE,
     AT_SYS_FLAG,
+    LONGEST_HEAD_BYTES,
     NO_RECORD,
     PARTS,
     PROPERTIES_AT,
@@ -21,6 +22,7 @@ from message_store.kernels.log import (
     TOPIC_AT,
     TOPIC_BYTES,
     head_at,
+    prepared_offset_at,
     record_at,
     store_time_at,
 )
@@ -178,6 +180,22 @@ def read_store_times(addresses: Any, rooms: Any, offsets: Any, sizes: Any, times
         is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
         if is_record and (sizes[row] == 0 or load_i32(record + AT_SIZE) == sizes[row]):
             times[row] = store_time_at(record)
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def read_prepared_offsets(
+    addresses: Any, rooms: Any, offsets: Any, sizes: Any, prepared: Any
+) -> None:
+    """The prepared transaction offset in the head at each address; as ``read_store_times``."""
+    for row in range(len(addresses)):
+        prefetch(addresses[min(row + ROWS_AHEAD, len(addresses) - 1)])
+        record = addresses[row]
+        if record < 0 or rooms[row] < LONGEST_HEAD_BYTES:
+            continue
+        is_record = load_i32(record + AT_MAGIC) in (MAGIC_V1, MAGIC_V2)
+        is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
+        if is_record and (sizes[row] == 0 or load_i32(record + AT_SIZE) == sizes[row]):
+            prepared[row] = prepared_offset_at(record)
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1])")

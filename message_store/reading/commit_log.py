@@ -17,9 +17,11 @@ from message_store.format.members.dledger_entry import ENTRY_HEAD
 from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
 )
+from message_store.kernels.dispatch import read_prepared_offsets as prepared_of_heads
 from message_store.kernels.dispatch import read_store_times as times_of_heads
 from message_store.kernels.log import (
     FILE_ENDS,
+    LONGEST_HEAD_BYTES,
     NO_RECORD,
     WALKED,
     find_record_head,
@@ -41,7 +43,6 @@ _FIRST_WINDOW_BYTES = 256 << 10
 _WINDOW_BYTES = 4 << 20
 _HEADS_AT_ONCE = 1 << 14
 _GAP_BYTES = 64 << 10
-_HEAD_BYTES = SMALLEST_RECORD_BYTES
 
 
 @attrs.frozen
@@ -223,46 +224,68 @@ def read_store_times(
     Only heads are looked at. Offsets may come in any order and lie anywhere; those near each other
     are read together. Without ``size_bytes`` a record of any size is one.
     """
+    return _from_heads(reader, offsets, size_bytes, times_of_heads, NO_TIME, SMALLEST_RECORD_BYTES)
+
+
+def read_prepared_offsets(
+    reader: SegmentReader, offsets: Int64Array, size_bytes: Int32Array | Int64Array
+) -> Int64Array:
+    """The prepared transaction offset of the record at each offset; 0 where none of that size
+    begins, or one that is shorter than the longest head. As ``read_store_times``.
+    """
+    return _from_heads(reader, offsets, size_bytes, prepared_of_heads, 0, LONGEST_HEAD_BYTES)
+
+
+def _from_heads(
+    reader: SegmentReader,
+    offsets: Int64Array,
+    size_bytes: Int32Array | Int64Array | None,
+    tell: Callable[..., None],
+    untold: int,
+    head_bytes: int,
+) -> Int64Array:
+    """What a kernel tells of the heads at these offsets, which gets so many bytes of each."""
     order = np.argsort(offsets, kind="stable")
     ranked = np.asarray(offsets[order], np.int64)
     wanted = np.zeros(len(offsets), np.int64)
     if size_bytes is not None:
         wanted[:] = np.where(size_bytes == 0, -1, size_bytes)[order]
-    times = np.full(len(offsets), NO_TIME, np.int64)
+    told = np.full(len(offsets), untold, np.int64)
     window = np.empty(_WINDOW_BYTES, np.uint8)
-    heads = np.zeros((min(len(ranked), _HEADS_AT_ONCE), _HEAD_BYTES), np.uint8)
-    addresses = address_of(heads) + _HEAD_BYTES * np.arange(len(heads))
+    heads = np.zeros((min(len(ranked), _HEADS_AT_ONCE), head_bytes), np.uint8)
+    addresses = address_of(heads) + head_bytes * np.arange(len(heads))
     for start in range(0, len(ranked), _HEADS_AT_ONCE):
         part = slice(start, min(start + _HEADS_AT_ONCE, len(ranked)))
         here, count = ranked[part], part.stop - start
         heads[:count] = 0
         for first, last in _near_each_other(here):
             _read_heads(reader, here[first:last], heads[first:last], window)
-        rooms, store_times = np.full(count, _HEAD_BYTES), np.full(count, NO_TIME)
-        times_of_heads(addresses[:count], rooms, here, wanted[part], store_times)
-        times[order[part]] = store_times
-    return times
+        rooms, found = np.full(count, head_bytes), np.full(count, untold)
+        tell(addresses[:count], rooms, here, wanted[part], found)
+        told[order[part]] = found
+    return told
 
 
 def _read_heads(
     reader: SegmentReader, offsets: Int64Array, rows: ByteRows, window: ByteArray
 ) -> None:
     """Fill a row from each of these sorted offsets near each other; one without room stays 0."""
+    head_bytes = rows.shape[1]
     if len(offsets) == 1:
-        if reader.read_into(int(offsets[0]), rows[0].data) < _HEAD_BYTES:
+        if reader.read_into(int(offsets[0]), rows[0].data) < head_bytes:
             rows[0] = 0
         return
     done = 0
     while done < len(offsets):
         base = int(offsets[done])
-        wanted = min(int(offsets[-1]) - base + _HEAD_BYTES, _WINDOW_BYTES)
+        wanted = min(int(offsets[-1]) - base + head_bytes, _WINDOW_BYTES)
         count = reader.read_into(base, window[:wanted].data)
-        if count < _HEAD_BYTES:  # no head fits behind this place either
+        if count < head_bytes:  # no head fits behind this place either
             later = [one.start_offset for one in reader.segments if one.start_offset > base]
             done = int(np.searchsorted(offsets, later[0])) if later else len(offsets)
             continue
-        stop = int(np.searchsorted(offsets, base + count - _HEAD_BYTES, "right"))
-        rows[done:stop] = window[(offsets[done:stop] - base)[:, None] + np.arange(_HEAD_BYTES)]
+        stop = int(np.searchsorted(offsets, base + count - head_bytes, "right"))
+        rows[done:stop] = window[(offsets[done:stop] - base)[:, None] + np.arange(head_bytes)]
         done = stop
 
 

@@ -16,9 +16,9 @@ from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.finding_rules import FindingRule
+from message_store.reading.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.check.snapshot import StoreSnapshot
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
-from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.table.pending_batches import decode_chunk
 from migrate.write.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
 

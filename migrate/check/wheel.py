@@ -13,11 +13,11 @@ from message_store.format.properties import REAL_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
+from message_store.reading.record_reader import read_chunks
 from migrate.check.delete_markers import needless_entries, out_ms_of
 from migrate.check.record_walk import undeliverable
 from migrate.check.snapshot import StoreSnapshot
 from migrate.look.pending import unreadable_among
-from migrate.source.record_reader import read_chunks
 from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import TIME_INDEX as IN_INDEX
 from migrate.table.pending_table import PendingRows, TableOptions, rows_of

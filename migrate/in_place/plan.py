@@ -22,6 +22,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.record_reader import read_chunks
 from message_store.reading.unfinished_change import DONE
 from migrate.changes.note import IN_PLACE, Ends, changes_of
 from migrate.in_place.checks import OwnWheel, check_wheel, file_sizes, read_ends, refuse_damage
@@ -33,7 +34,6 @@ from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.report import ConversionReport, Seconds
 from migrate.settings import WHEEL, ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
-from migrate.source.record_reader import read_chunks
 from migrate.source.sources import chosen_by_level
 from migrate.write.log_file import SourceShare
 from migrate.write.rewriter import RecordRewriter

@@ -30,11 +30,11 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.delay_store import Pending
 from message_store.reading.looking import looking_at
+from message_store.reading.record_reader import Chunk, read_chunks
 from migrate.look.choices import require_levels
 from migrate.report.accounting import told_as_gone
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
-from migrate.source.record_reader import Chunk, read_chunks
 from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import (
     KINDS,

@@ -29,6 +29,7 @@ from message_store.files.array_room import joined_columns, new_array, row_blocks
 from message_store.files.log_row import open_log
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot, require_apart
+from message_store.reading.record_reader import GONE, NO_RECORD, entry_kinds
 from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
 from migrate.plan.plan import Corrections
@@ -41,7 +42,6 @@ from migrate.report.report import BadRecord, ConversionReport, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.merge import merged_report, merged_request, named_records
-from migrate.source.record_reader import GONE, NO_RECORD, entry_kinds
 from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.log_file import SourceShare
 from migrate.write.rewrite import RewriteLimits

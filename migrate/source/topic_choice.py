@@ -15,8 +15,8 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.source.level_record import FOUND_SIZE, TOPIC_END, TOPIC_START, find_level_record
-from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.source.topic_table import NOT_PLAIN, TABLE_FULL, TopicTable, add_plain_topic
 from migrate.write.rewrite import (
     BadRecordError,

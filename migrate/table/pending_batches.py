@@ -23,7 +23,7 @@ from message_store.format import properties as names
 from message_store.format.message_codec import decode_message_at
 from message_store.format.message_rules import RESERVED_PROPERTIES
 from message_store.reading.looking import looking_at
-from migrate.source.record_reader import NO_RECORD, NOT_THERE, Chunk, read_chunks
+from message_store.reading.record_reader import NO_RECORD, NOT_THERE, Chunk, read_chunks
 from migrate.table.pending_table import (
     SCHEMA,
     WHEEL,

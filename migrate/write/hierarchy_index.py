@@ -15,8 +15,8 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.record_reader import NOT_THERE, read_chunks
 from migrate.plan.target_rows import TargetRows
-from migrate.source.record_reader import NOT_THERE, read_chunks
 from migrate.write.staging import Staging, clear, make_directory
 from timer_wheel.format.index_layouts import HOURS, IndexState
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS
@@ -25,7 +25,7 @@ from timer_wheel.hierarchy.id_index import IdIndex
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.waiting_rows import by_slot, rows_of
 from timer_wheel.reading.ownership import Active, claim, guard, home, index_path
-from timer_wheel.timers.record_kernel import FACT_COLUMNS, ID, read_timer_records
+from timer_wheel.reading.record_kernel import FACT_COLUMNS, ID, read_timer_records
 from timer_wheel.timers.rows import TimerFacts
 
 _ROWS_AT_ONCE = 1 << 18

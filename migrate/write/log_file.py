@@ -25,8 +25,8 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.record_reader import read_chunks
 from migrate.plan.stored_plan import StoredPlan, load_plan
-from migrate.source.record_reader import read_chunks
 from migrate.write.large_files import FileStream, create_file
 from migrate.write.rewriter import RecordRewriter
 from migrate.write.staging import (

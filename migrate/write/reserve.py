@@ -24,10 +24,10 @@ from message_store.files.log_row import open_log
 from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.record_reader import read_chunks
 from migrate.plan.plan import Plan
 from migrate.plan.stored_plan import StoredPlan
 from migrate.plan.target_rows import Arrangement, Runs, TargetRows, arrange
-from migrate.source.record_reader import read_chunks
 from migrate.write.large_files import FileStream
 from migrate.write.log_file import (
     SIZES,

@@ -38,6 +38,7 @@ from message_store.kernels.raw_memory import (
     store_word,
 )
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
+from message_store.reading.record_reader import NO_RECORD, NOT_THERE, Chunk
 from migrate.settings import TargetSettings
 from migrate.source.level_record import (
     CUT_COUNT,
@@ -58,7 +59,6 @@ from migrate.source.level_record import (
     find_level_record,
     word_of,
 )
-from migrate.source.record_reader import NO_RECORD, NOT_THERE, Chunk
 from migrate.source.topic_table import (
     NOT_PLAIN,
     TABLE_FULL,

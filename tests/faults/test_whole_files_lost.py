@@ -37,7 +37,7 @@ from tests.faults.engines import (
     open_time_index,
     open_wheel,
 )
-from timer_wheel.wheel.recovery import DEALT_WITH_NAME
+from timer_wheel.reading.before_us import DEALT_WITH_NAME
 
 START_MS = 1_767_323_045_000
 HALF_MS = START_MS + 20_000

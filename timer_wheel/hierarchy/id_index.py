@@ -15,7 +15,7 @@ from message_store.kernels.raw_memory import address_of
 from message_store.kernels.text import hash_bytes
 from timer_wheel.format.index_layouts import BUCKET_BITS, ERA_BITS, NATIVE_ID, Rows
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
-from timer_wheel.timers.record_kernel import ID_SEED
+from timer_wheel.reading.record_kernel import ID_SEED
 
 SPILL = 1 << 18
 _BUCKETS = 1 << BUCKET_BITS

@@ -31,8 +31,8 @@ from timer_wheel.hierarchy.taken_over import TakenOver
 from timer_wheel.hierarchy.waiting_rows import is_marker, is_stored_again, rows_of
 from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.ownership import void_index
+from timer_wheel.reading.record_kernel import ID
 from timer_wheel.timers.recall import odd_markers
-from timer_wheel.timers.record_kernel import ID
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 
 _PIECE = 1 << 17

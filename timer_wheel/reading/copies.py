@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.columns.byte_column import Int64s
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.segments import SegmentReader
 from message_store.format import properties as names
 from message_store.format.java_numbers import LONG_MAX
@@ -98,6 +98,19 @@ class Copies:
 
     def __bool__(self) -> bool:
         return bool(self._named or self._places or len(self._before))
+
+    @property
+    def name_all(self) -> bool:
+        """Whether each of them names its message."""
+        return not self._places
+
+    def are_done(self, offsets: Int64s, lineages: Int64s) -> NDArray[np.bool_]:
+        """Which records at these places are done, given the first of each message, as far as the
+        copies name it.
+        """
+        firsts, places = int64s([*self._named]), int64s([*self._named.values()])
+        named = Names(places, firsts, np.zeros_like(places))
+        return named.are_done(offsets, lineages) | self._before.are_done(offsets, lineages)
 
     @property
     def are_named(self) -> bool:

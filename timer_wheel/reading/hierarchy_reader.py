@@ -7,6 +7,7 @@ Limitation: the index is read whole, 36 bytes a message and 16 an id. Each entry
 the index costs a look at its record.
 """
 
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -19,6 +20,7 @@ from message_store.files.rocksdb.manifest import read_manifest
 from message_store.files.rocksdb.view import FamilyView, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.layout import Layout
 from message_store.reading.consume_queue import read_queue
 from message_store.reading.recovered_end import recovered_end
@@ -150,12 +152,13 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
             names_from = 0 if content.state is None else content.state.log_end
+            if content.state is not None and active is not None and active.names:
+                first_ms = LONG_MAX  # all that was done since the index names what it is of
             since = read_log_since(root, commit_log, first_ms, queue, names_from)
             unknown = ~np.isin(since.not_in_queue.commit_log_offset, timers.commit_log_offset)
             timers = timers.followed_by(since.not_in_queue.rows(unknown))
-            recalled_at = _cancelled(timers, commit_log).recalled_at
-            units = read_units(log, 0)
-            timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at)
+            units, of = read_units(log, 0), partial(_cancelled, commit_log=commit_log)
+            timers, done_count = still_to_do(timers, units, commit_log, since, of)
         timers = attrs.evolve(timers, position=np.maximum(timers.position, 0))
         is_cancelled = _cancelled(timers, commit_log).recalled
     return WheelState(

@@ -8,8 +8,11 @@ messages that were overdue at the end of the queue. Delivered copies in the log 
 (``copies``). The newest records may not stand in the queue yet, copies of rolled messages among
 them. A starting broker reads those from the log, and so does this.
 
-Limitations: records stored since the checkpoint are decoded one by one, some 20,000 a second. A
-damaged record hides the rest of its log file.
+Of our own engines every record that was delivered or rolled since the last flush names its message:
+the log is asked for names alone. What they placed since then counts as waiting in the queue.
+
+Limitations: of a broker's store the records since the checkpoint are decoded one by one, some
+20,000 a second. A damaged record hides the rest of its log file.
 """
 
 import itertools
@@ -27,13 +30,19 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import TIMER_ROLL_LABEL
-from message_store.reading.commit_log import NO_TIME, first_store_times, read_store_times
+from message_store.reading.commit_log import (
+    NO_TIME,
+    first_store_times,
+    read_prepared_offsets,
+    read_store_times,
+)
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.recovered_end import recovered_end
-from message_store.redelivery.lineage import NO_NAMES, Names
+from message_store.redelivery.lineage import NO_NAMES, Names, first_offsets
 from timer_wheel.format.checkpoint import LastFlush, TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
+from timer_wheel.reading.before_us import done_before_us
 from timer_wheel.reading.copies import Copies, is_copy, is_roll, records_from
 from timer_wheel.reading.delete_markers import Cancelled
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, pending_records
@@ -45,6 +54,9 @@ EARLY_MS = 10_000
 """By how much a copy may be older than the time of its message: a timeline delivers when a second
 begins (`timerRocksDBPrecisionMs`), and a wheel does not place what is due before its slot is over.
 """
+
+
+_NOTHING_NOTED = TimerCheckpoint(master_queue_offset=LONG_MAX)
 
 
 @attrs.frozen(eq=False)
@@ -102,25 +114,45 @@ def still_to_do(
     units: TimerUnits,
     commit_log: SegmentReader,
     since: LogSince,
-    recalled_at: Int64Array,
+    cancelled_of: Callable[[PendingTimers], Cancelled],
     hand_ms: int = 0,
 ) -> tuple[PendingTimers, int]:
     """The rows that are not done yet (placed from the queue, delivered or rolled); and how many
     were, that a broker repeats whose hand is there.
 
     ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
-    was done before the checkpoint is not, and in the log alone. ``recalled_at`` says where in the
-    log the delete marker of each is, ``LONG_MAX`` for none. Copies that are matched are taken from
-    ``since``.
+    was done before the checkpoint is not, and in the log alone. Copies that name nothing are taken
+    from ``since``, each for one message, and none for one that was cancelled before.
     """
     is_done = (timers.position < 0) & _are_placed(timers, units)
-    is_done |= since.copies.name(timers.commit_log_offset)
+    offsets = timers.commit_log_offset
+    is_done |= since.copies.name(offsets)
+    if since.copies.name_all:
+        prepared = read_prepared_offsets(commit_log, offsets, timers.size_bytes)
+        is_done |= since.copies.are_done(offsets, first_offsets(prepared, offsets))
+    else:
+        recalled_at = cancelled_of(timers).recalled_at
+        _take_copies(since, timers, commit_log, recalled_at, is_done)
+    is_counted = is_done & ((timers.position < 0) | (timers.slot_time_ms >= hand_ms))
+    return timers.rows(~is_done), int(is_counted.sum())
+
+
+def _take_copies(
+    since: LogSince,
+    timers: PendingTimers,
+    commit_log: SegmentReader,
+    recalled_at: Int64Array,
+    is_done: NDArray[np.bool_],
+) -> None:
+    """Set ``is_done`` of the rows that a copy tells of. ``recalled_at`` says where in the log the
+    delete marker of each is, ``LONG_MAX`` for none.
+    """
     # What has no unit, or has lost it, may have rolled as well, and that long before its time.
     may_have_rolled = timers.is_roll | (timers.position < 0)
     may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
     if since.copies.have_rolled or since.copies.are_named:
         may_be |= may_have_rolled
-    rows = np.flatnonzero(may_be & ~is_done) if since.copies else np.empty(0, np.int64)
+    rows = np.flatnonzero(may_be & ~is_done)
     rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
     records = pending_records(commit_log, timers.rows(rows))
     for row, rolls, message in zip(
@@ -130,8 +162,6 @@ def still_to_do(
             is_done[row] = since.copies.take(
                 message, may_have_rolled=rolls, cancelled_at=int(recalled_at[row])
             )
-    is_counted = is_done & ((timers.position < 0) | (timers.slot_time_ms >= hand_ms))
-    return timers.rows(~is_done), int(is_counted.sum())
 
 
 def _are_placed(timers: PendingTimers, units: TimerUnits) -> NDArray[np.bool_]:
@@ -218,58 +248,73 @@ def outstanding(
     timeline = read_timeline(root)
     resume = first_unread = resume_queue_offset(root, commit_log, units, checkpoint)
     if len(units) and checkpoint == TimerCheckpoint():
-        nothing_noted = TimerCheckpoint(master_queue_offset=LONG_MAX)
-        first_unread = resume_queue_offset(root, commit_log, units, nothing_noted)
+        first_unread = resume_queue_offset(root, commit_log, units, _NOTHING_NOTED)
         after_crash = True
-    names_from = _names_from(flush, units)
+    names_from, tells_all = _names_from(flush, units, timeline)
     timers = placed
     if timeline is not None:
         scanned = min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max)
         resume, first_unread = max(resume, scanned), max(first_unread, scanned)
-        timers = timers.followed_by(timeline.timers)
+        timers = placed.followed_by(timeline.timers)
+    elif flush is not None and flush.is_ours:
+        first_unread = _behind_last_unit(root, units)
     is_there = timers.commit_log_offset >= commit_log.min_offset
     expired_count = int((~is_there).sum())
     from_queue_offset = 0 if after_crash or timeline is not None else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-    if flush is not None and flush.is_ours:
-        first_unread = _behind_last_unit(queue, units)
     waiting, blocking, astray_count = waiting_in_queue(
         queue, commit_log, first_unread, after_crash=after_crash
     )
     again_count = 0 if after_crash else int(_are_placed(waiting, units).sum())
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
-    timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
-    timers = timers.followed_by(in_timeline)
-    first_ms = _first_ms(timers)
-    if after_crash:
-        first_ms = min(hand_ms, first_ms, _parked_since_ms(placed, commit_log, hand_ms))
-    since, done_count = None, 0
+    timers = timers.rows(is_there & ~timers.is_in_timeline)
+    timers = timers.followed_by(waiting).followed_by(in_timeline)
+    since, done_count, first_ms = None, 0, LONG_MAX
+    if tells_all:
+        timers = _without_done_before_us(root, commit_log, timers)
+    else:
+        parked_ms = _parked_since_ms(placed, commit_log, hand_ms) if after_crash else LONG_MAX
+        first_ms = min(_first_ms(timers), parked_ms)
     if after_crash or (timeline is not None and first_ms <= newest_store_ms(root)):
         since = read_log_since(root, commit_log, first_ms, queue, names_from)
     if since is not None and after_crash:
         timers = timers.followed_by(since.not_in_queue)
         blocking += since.blocking
-    if after_crash or timeline is not None:  # first, for what was delivered is the last of a series
-        timers = _without_rolled(timers, commit_log)
+    if timeline is not None or (after_crash and not tells_all):
+        timers = _without_rolled(timers, commit_log)  # first: what came is the last of a series
     if since is not None:
-        recalled_at = cancelled_of(timers).recalled_at
-        timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at, hand_ms)
+        timers, done_count = still_to_do(timers, units, commit_log, since, cancelled_of, hand_ms)
     return Outstanding(
         timers, timeline, resume, blocking, done_count, expired_count, again_count, astray_count
     )
 
 
-def _names_from(flush: LastFlush | None, units: TimerUnits) -> int:
-    """From which commit log offset on names count. Where the timer log lacks units that it had at
-    the last flush, the log alone tells what of them is done.
+def _names_from(
+    flush: LastFlush | None, units: TimerUnits, timeline: Timeline | None
+) -> tuple[int, bool]:
+    """From which commit log offset on names count, and whether they tell all that was done. Where
+    the timer log lacks units that it had at the last flush, copies of a broker may tell of those.
     """
     if flush is None:
-        return LONG_MAX
-    return 0 if units.end_position < flush.position else flush.names_from
+        return LONG_MAX, False
+    if units.end_position < flush.position:
+        return 0, False
+    return flush.names_from, flush.is_ours and timeline is None
 
 
-def _behind_last_unit(queue: QueueEntries, units: TimerUnits) -> int:
+def _without_done_before_us(
+    root: StoreRoot, commit_log: SegmentReader, timers: PendingTimers
+) -> PendingTimers:
+    """The rows without those that a broker had done when our engine took the store over."""
+    done = done_before_us(root)
+    if len(done):
+        done = done[done < recovered_end(root, commit_log)]
+    return timers.rows(~np.isin(timers.commit_log_offset, done))
+
+
+def _behind_last_unit(root: StoreRoot, units: TimerUnits) -> int:
     """The queue offset from which messages have no units: behind that of the last unit."""
+    queue = read_queue(root.timer_queue())
     if not len(units):
         return queue.first_queue_offset
     last = int(units.units["commit_log_offset"][-1])
@@ -285,12 +330,12 @@ def _first_ms(timers: PendingTimers) -> int:
 
 
 def _parked_since_ms(placed: PendingTimers, commit_log: SegmentReader, hand_ms: int) -> int:
-    """When the first message was stored that waits in the hand's slot by its time: where the clock
-    was set back, copies of such have times before the hand.
+    """When the first message was stored that waits in the hand's slot by its time, at the latest
+    where the hand is: where the clock was set back, copies of such have times before that.
     """
     parked = placed.rows(placed.is_roll & (placed.slot_time_ms <= hand_ms))
     times = read_store_times(commit_log, parked.commit_log_offset, parked.size_bytes)
-    return int(times[times != NO_TIME].min(initial=LONG_MAX))
+    return int(times[times != NO_TIME].min(initial=hand_ms))
 
 
 def newest_store_ms(root: StoreRoot) -> int:

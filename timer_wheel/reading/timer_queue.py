@@ -9,6 +9,7 @@ checkpoint's master offset can only lower it.
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError
 from message_store.files.segments import SegmentReader
@@ -17,10 +18,24 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
+from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries, read_queue
+from message_store.reading.record_reader import NOT_THERE, read_chunks
 from timer_wheel.format.checkpoint import TimerCheckpoint
+from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, leads_astray, record_at
+from timer_wheel.reading.record_kernel import (
+    FACT_COLUMNS,
+    FINE,
+    IS_MARKER,
+    MARKER_WITHOUT_KEY,
+    MESSAGE,
+    OUT_MS,
+    STATUS,
+    read_timer_records,
+)
 
 SEARCHED_ENTRIES = 20_000
 """How far down the queue a broker looks for the entry of the last unit's record."""
@@ -83,17 +98,57 @@ def waiting_in_queue(
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)
     is_expired = (queue.commit_log_offset >= 0) & (queue.commit_log_offset < commit_log.min_offset)
-    is_there = ~queue.is_pre_blank & ~is_expired
-    rows = np.flatnonzero(is_there)
-    offsets, sizes = queue.commit_log_offset[rows].tolist(), queue.size_bytes[rows].tolist()
+    rows = np.flatnonzero(~queue.is_pre_blank & ~is_expired)
+    offsets, sizes = queue.commit_log_offset[rows], queue.size_bytes[rows]
+    facts = _facts(commit_log, offsets, sizes)
+    is_usual = (facts[STATUS] == FINE) & (facts[IS_MARKER] != MARKER_WITHOUT_KEY)
+    usual = np.flatnonzero(is_usual)
+    is_marker = facts[IS_MARKER, usual] != MESSAGE
+    waiting = PendingTimers(
+        position=np.full(len(usual), -1, np.int64),
+        queue_offset=queue.first_queue_offset + rows[usual],
+        slot_time_ms=facts[OUT_MS, usual],
+        flags=FLAG_DEFAULT | FLAG_DELETE * is_marker,
+        commit_log_offset=offsets[usual].astype(np.int64),
+        size_bytes=sizes[usual].astype(np.int64),
+    )
     found, astray_count = [], 0
-    for row, offset, size_bytes in zip(rows.tolist(), offsets, sizes, strict=True):
+    for row in np.flatnonzero(~is_usual).tolist():
+        offset, size_bytes = int(offsets[row]), int(sizes[row])
         record = record_at(commit_log, offset, size_bytes)
         if record is not None:
-            found.append((queue.first_queue_offset + row, offset, size_bytes, record))
+            found.append((queue.first_queue_offset + int(rows[row]), offset, size_bytes, record))
         else:
             astray_count += leads_astray(commit_log, offset, size_bytes, after_crash=after_crash)
-    return *to_be_placed(found), astray_count
+    others, blocking = to_be_placed(found)
+    waiting = waiting.followed_by(others)
+    order = np.argsort(waiting.queue_offset, kind="stable")
+    return waiting.rows(order), blocking, astray_count
+
+
+def _facts(
+    commit_log: SegmentReader, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """What the records of these entries say, in the columns of ``record_kernel``."""
+    table = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
+    order = np.argsort(offsets, kind="stable")
+    ranked, their_sizes = offsets[order].astype(np.int64), sizes[order].astype(np.int32)
+    for chunk in read_chunks(commit_log, ranked, their_sizes):
+        part = slice(chunk.first, chunk.end)
+        is_there = chunk.buffer_offsets != NOT_THERE
+        addresses = np.where(is_there, address_of(chunk.buffer) + chunk.buffer_offsets, -1)
+        told = np.zeros((FACT_COLUMNS, len(addresses)), np.int64)
+        read_timer_records(
+            addresses,
+            their_sizes[part].astype(np.int64),
+            ranked[part],
+            DEFAULT_PRECISION_MS,
+            False,
+            *NO_OLDER_SLOTS.columns(),
+            told,
+        )
+        table[:, order[part]] = told
+    return table
 
 
 def to_be_placed(

@@ -14,8 +14,8 @@ from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import MOST_WIDTHS, OlderSlots
 from timer_wheel.format.timer_due import FINEST_MS, may_be_promised
 from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.reading.record_kernel import ID, KEY_ONE, KEY_TWO
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
-from timer_wheel.timers.record_kernel import ID, KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, facts_then
 
 

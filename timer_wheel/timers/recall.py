@@ -24,7 +24,7 @@ from message_store.interface.waiting_messages import real_queue_id
 from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_FLAG, MARKER_TAGS, is_of_cancel
-from timer_wheel.timers.record_kernel import (
+from timer_wheel.reading.record_kernel import (
     IS_MARKER,
     KEY_ONE,
     MARKER_WITHOUT_KEY,

@@ -16,7 +16,7 @@ from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import promised_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
-from timer_wheel.timers.record_kernel import (
+from timer_wheel.reading.record_kernel import (
     BORN_MS,
     CANCELS,
     FACT_COLUMNS,

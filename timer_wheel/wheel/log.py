@@ -29,7 +29,7 @@ from timer_wheel.format.timer_log import (
     slot_time_ms,
     units_per_file,
 )
-from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
+from timer_wheel.reading.record_kernel import PREPARED_OFFSET, is_any_to_be_read
 from timer_wheel.timers.rows import TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import (
     COUNTS,

@@ -38,6 +38,7 @@ from timer_wheel.format.timer_due import (
 from timer_wheel.format.timer_log import read_units, units_per_file
 from timer_wheel.format.wheel_file import all_slots
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms, needs_roll
+from timer_wheel.reading.before_us import done_before_us, note_dealt_with
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.precision import precision_of_slots, precision_of_times, precision_of_units
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
@@ -50,14 +51,12 @@ from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, note_what_is_damaged
 from timer_wheel.wheel.recovery import (
     begins_at_flush,
-    done_before_us,
     find_done,
     first_undone_ms,
     has_lost_files,
     has_torn_end,
     log_has_losses,
     move_to,
-    note_dealt_with,
     resume,
     truncate_all,
     truncate_astray,

@@ -17,6 +17,7 @@ from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
+from timer_wheel.reading.record_kernel import KEY_ONE, KEY_TWO
 from timer_wheel.timers.fates import are_named, fate
 from timer_wheel.timers.recall import (
     TAKES_NOTHING,
@@ -28,7 +29,6 @@ from timer_wheel.timers.recall import (
     odd_markers,
     without_target,
 )
-from timer_wheel.timers.record_kernel import KEY_ONE, KEY_TWO
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, facts_then
 from timer_wheel.timers.unit_kernels import TOPIC_HASH, may_be_of_topic
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers

@@ -7,16 +7,13 @@ is not us names nothing: its copies are matched, once, when the store is taken o
 was found then is written down before the store counts as ours.
 """
 
-import json
 from contextlib import suppress
 from typing import TypeGuard
 
 import numpy as np
 
-from message_store.base.errors import FormatError, SourceError
+from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s, int64s
-from message_store.files.small_files import read_small_file, remove_file, replace_file
-from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
 from message_store.redelivery.lineage import Names
 from message_store.writing.queue import LiveQueue
@@ -25,6 +22,7 @@ from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.reading.before_us import done_before_us, has_note
 from timer_wheel.reading.copies import Copies
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import RecallKey, RecallMarks
@@ -36,7 +34,6 @@ from timer_wheel.wheel.log import LiveTimerLog
 from timer_wheel.wheel.recall_search import OlderMarks, find_markers
 from timer_wheel.wheel.slots import LiveWheel
 
-DEALT_WITH_NAME = "wheel-dealt-with.json"
 _MARKS = 20_000
 
 
@@ -269,16 +266,9 @@ def find_done(timers: LiveTimers) -> Int64s | None:
     timers.set_names_from(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
-    path = root.own / DEALT_WITH_NAME
-    if copies_from < timers.foreign_until and (len(timers.done) or path.exists()):
+    if copies_from < timers.foreign_until and (len(timers.done) or has_note(root)):
         return timers.done
     return None
-
-
-def note_dealt_with(root: StoreRoot, offsets: Int64s) -> None:
-    """Write down what a broker had done when the store was taken over. Raises TargetError."""
-    text = json.dumps({"commit_log_offsets": offsets.tolist()})
-    replace_file(root.own / DEALT_WITH_NAME, text.encode())
 
 
 def first_undone_ms(timers: LiveTimers) -> int:
@@ -304,28 +294,6 @@ def first_undone_ms(timers: LiveTimers) -> int:
         undone = rows.slot_time_ms[facts.is_fine & ~is_done]
         first_ms = int(undone.min(initial=first_ms))
     return floor_ms(first_ms, timers.precision_ms)
-
-
-def done_before_us(root: StoreRoot) -> Int64s:
-    """Commit log offsets of what a broker had done when the store was taken over. One too many does
-    no harm: no other record comes to lie there. Raises SourceError.
-    """
-    path = root.own / DEALT_WITH_NAME
-    text = read_small_file(path)
-    if text is None:
-        return int64s([])
-    try:
-        return int64s(json.loads(text)["commit_log_offsets"])
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise SourceError(
-            f"{path}: damaged: it says what a broker had delivered when the store was taken over."
-            " Take it from a backup. Without it there may be duplicates"
-        ) from error
-
-
-def forget_dealt_with(root: StoreRoot) -> None:
-    """Nothing of that is on the wheel any more, and the checkpoint says so. Raises TargetError."""
-    remove_file(root.own / DEALT_WITH_NAME)
 
 
 def _begin_of_copies(timers: LiveTimers) -> tuple[int, int]:

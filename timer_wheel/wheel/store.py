@@ -39,6 +39,7 @@ from message_store.writing.settings import StoreSettings, require_kinds
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import overdue_out_ms
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS
+from timer_wheel.reading.before_us import forget_dealt_with
 from timer_wheel.reading.copies import Copies
 from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.timeline import refuse_waiting_timeline
@@ -51,7 +52,7 @@ from timer_wheel.wheel.leaving import place_all, place_markers
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers, refuse_before_recovery
 from timer_wheel.wheel.recall_search import Search, find_markers
-from timer_wheel.wheel.recovery import forget_dealt_with, were_dealt_with
+from timer_wheel.wheel.recovery import were_dealt_with
 from timer_wheel.wheel.settings import DEFAULT_MAX_DELAY_MS, WheelSettings
 from timer_wheel.wheel.turn import Turning
 from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding, right_places

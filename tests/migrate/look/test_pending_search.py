@@ -14,11 +14,11 @@ from message_store.base.errors import SourceError
 from message_store.format.message import Message
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.delay_store import AfterMs, AtMs, Pending
+from message_store.reading import record_reader as source_reader
 from message_store.writing.settings import StoreSettings
 from migrate.look import pending
 from migrate.look.pending import PendingFilter, pending_messages
 from migrate.report.report import BadRecord
-from migrate.source import record_reader as source_reader
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from timer_wheel.hierarchy.store import HierarchicalWheelStore

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from timer_wheel.format.older_slots import EXACT_MS, MOST_WIDTHS, OlderSlots
 from timer_wheel.format.timer_due import was_due_when_stored
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
-from timer_wheel.timers.record_kernel import number_of_older, slot_of_older
+from timer_wheel.reading.record_kernel import number_of_older, slot_of_older
 
 OFFSETS = st.integers(0, 50)
 UNTILS = st.lists(OFFSETS, max_size=MOST_WIDTHS).map(sorted)

@@ -32,8 +32,8 @@ from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 from timer_wheel.hierarchy.waiting_rows import no_rows
 from timer_wheel.reading.hierarchy_reader import read_hierarchy
 from timer_wheel.reading.ownership import index_path
+from timer_wheel.reading.record_kernel import FACT_COLUMNS
 from timer_wheel.reading.wheel_reader import read_wheel_store
-from timer_wheel.timers.record_kernel import FACT_COLUMNS
 from timer_wheel.timers.rows import TimerFacts
 
 START_MS = 1_793_000_000_000

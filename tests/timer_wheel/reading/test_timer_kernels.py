@@ -23,9 +23,9 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
 from timer_wheel.reading.delete_markers import is_of_cancel
+from timer_wheel.reading.record_kernel import IS_MARKER, MESSAGE, is_any_to_be_read
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import Target, marker_for
-from timer_wheel.timers.record_kernel import IS_MARKER, MESSAGE, is_any_to_be_read
 from timer_wheel.timers.rows import read_facts
 from timer_wheel.wheel.store import WheelStore
 

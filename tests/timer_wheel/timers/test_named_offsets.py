@@ -6,7 +6,7 @@ import random
 import numpy as np
 
 from message_store.format.properties import offset_of_text, offset_text
-from timer_wheel.timers import record_kernel
+from timer_wheel.reading import record_kernel
 
 
 def read_by_kernel(text: str) -> int:

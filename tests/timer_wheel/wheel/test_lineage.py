@@ -18,8 +18,8 @@ from message_store.redelivery.batch import redeliver
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.format.checkpoint import OWN_PLACES
+from timer_wheel.reading.before_us import DEALT_WITH_NAME
 from timer_wheel.wheel import turn
-from timer_wheel.wheel.recovery import DEALT_WITH_NAME
 
 START_MS = 1_793_000_000_000
 TWIN = Message("orders", b"twin", unique_key="TWIN")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from message_store.files.segments import SegmentReader, segment_name
-from migrate.source.record_reader import BUFFER_BYTES, GAP_BYTES, NOT_THERE, read_chunks
+from message_store.reading.record_reader import BUFFER_BYTES, GAP_BYTES, NOT_THERE, read_chunks
 
 FILE_BYTES = 200_000
 
