@@ -3,8 +3,8 @@
 pending. The words are those of a wheel's reader: slots of a millisecond, each message in the one
 before its promise.
 
-Limitation: the index is read whole, 36 bytes a message and 16 an id. Each entry of the queue beyond
-the index costs a look at its record.
+Limitation: the index is read whole, 36 bytes a message and 16 an id. So are the records of what the
+queue holds beyond the index.
 """
 
 from functools import partial

@@ -2,13 +2,13 @@
 """Reads a store's wheel as a starting broker would: what is pending, and in which slot.
 
 The slots of the wheel file are revised by the timer log and walked from the hand on. After a crash
-the walk begins where the hand was at our last flush. The timer queue is read from where placing
-resumes. Then the messages that delete markers cancel are left out. The live record of a message
-that has rolled is its last one, and the only one that is reached. If a broker of 5.4 or newer has
-used its RocksDB timeline, the messages there are included.
+of ours hand and units are those of the last flush, as for an opening. The timer queue is read from
+where placing resumes. Then the messages that delete markers cancel are left out. The live record of
+a message that has rolled is its last one, and the only one that is reached. If a broker of 5.4 or
+newer has used its RocksDB timeline, the messages there are included.
 
 Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 20 bytes an entry.
-Each message that is still in the queue costs a look at its record.
+The record of each message that is still in the queue is read.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -20,6 +21,7 @@ from message_store.reading.commit_log import (
     LogWalk,
     find_log_end,
     first_store_times,
+    read_prepared_offsets,
     read_store_times,
     start_of_last_used_file,
 )
@@ -302,6 +304,18 @@ def test_the_store_time_behind_an_ipv6_born_host_is_found(tmp_path: Path) -> Non
     one = record(0, 77, sys_flag=BORN_HOST_IPV6, born_ip=bytes(16))
     with SegmentReader(write_log(tmp_path, one)) as reader:
         assert read_store_times(reader, np.zeros(1, np.int64), np.full(1, len(one)))[0] == 77
+
+
+@pytest.mark.parametrize("born_v6", [False, True])
+def test_the_prepared_offset_behind_any_host_is_found(tmp_path: Path, born_v6: bool) -> None:
+    hosts: dict[str, Any] = {"sys_flag": BORN_HOST_IPV6, "born_ip": bytes(16)} if born_v6 else {}
+    first = record(0, 77, prepared_transaction_offset=-6, body=b"x" * 40, **hosts)
+    data = first + record(len(first), 78, prepared_transaction_offset=~3, body=b"x" * 40)
+    places = np.array([len(first), 0, 1], np.int64)
+    sizes = np.array([len(data) - len(first), len(first), len(first)], np.int64)
+    with SegmentReader(write_log(tmp_path, data)) as reader:
+        assert read_prepared_offsets(reader, places, sizes).tolist() == [~3, -6, 0]
+        assert read_prepared_offsets(reader, places, sizes + 1).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("offset", [-(2**63), -1, 1, 500, 990, 999, 1_000, 10**6, 2**63 - 1])

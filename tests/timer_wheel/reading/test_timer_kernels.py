@@ -2,6 +2,7 @@
 """The kernels that read records for the wheel say what the scalar code says."""
 
 import itertools
+import random
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,21 @@ from hypothesis import strategies as st
 
 from message_store import AfterMs, ManualClock, Message, StoredMessage
 from message_store.base.errors import BadFieldError, FormatError
+from message_store.files.segments import SegmentReader
 from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import LOCAL_HOST
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
 from timer_wheel.reading.delete_markers import is_of_cancel
+from timer_wheel.reading.pending_timers import record_at
 from timer_wheel.reading.record_kernel import IS_MARKER, MESSAGE, is_any_to_be_read
+from timer_wheel.reading.timer_queue import to_be_placed, waiting_in_queue
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import Target, marker_for
 from timer_wheel.timers.rows import read_facts
@@ -110,6 +116,36 @@ def test_facts_are_those_of_the_scalar_code(
             assert facts.topic_hash[row] == (0 if topic is None else string_hash(topic))
             assert facts.store_ms[row] == each.store_timestamp_ms
             assert facts.born_ms[row] == each.born_timestamp_ms
+    store.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(found=st.lists(texts, min_size=1, max_size=30), rng=st.randoms(use_true_random=False))
+def test_entries_that_wait_are_read_as_the_scalar_code_reads_them(
+    tmp_path_factory: pytest.TempPathFactory, found: list[str], rng: random.Random
+) -> None:
+    """Some lead astray, and some to a record of another size; they come in any order."""
+    path = tmp_path_factory.mktemp("waiting")
+    store, offsets, sizes = store_of(path, [message(text) for text in found])
+    store.sync_log()
+    places = list(zip(offsets, sizes, strict=True))
+    places += [(offsets[0] + 1, 200), (10**12, 100), (-1, 100), (offsets[-1], sizes[-1] + 1)]
+    rng.shuffle(places)
+    units = np.zeros(len(places), QUEUE_UNIT.dtype)
+    for unit, (offset, size_bytes) in zip(units, places, strict=True):
+        unit["commit_log_offset"], unit["size_bytes"], unit["tags_code"] = offset, size_bytes, 1
+    with SegmentReader(path / "commitlog") as log:
+        waiting, blocking, astray = waiting_in_queue(QueueEntries(units, 7, 0), log, 0)
+        records = [
+            (number, *place, record)
+            for number, place in enumerate(places, 7)
+            if (record := record_at(log, *place)) is not None
+        ]
+    wanted, stopping = to_be_placed(records)
+    assert [column.tolist() for column in attrs.astuple(waiting)] == [
+        column.tolist() for column in attrs.astuple(wanted)
+    ]
+    assert (blocking, astray) == (stopping, 4)
     store.close()
 
 
