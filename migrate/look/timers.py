@@ -11,9 +11,8 @@ from message_store.base.errors import FormatError, SourceError, UnsupportedStore
 from message_store.base.printable import counted, shell_word
 from message_store.files.log_row import open_log
 from message_store.files.rocksdb.view import has_database
-from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
-from message_store.reading.engine_choice import hierarchy_mark, is_hierarchical
+from message_store.reading.engine_choice import is_hierarchical
 from message_store.reading.recovered_end import recovered_end
 from migrate.look.inspection import TimeIndexSummary, TimelineSummary, WheelSummary
 from migrate.report.accounting import told_as_gone
@@ -25,7 +24,7 @@ from time_index.reading import (
     has_time_index,
     pending_in_time_index,
 )
-from timer_wheel.reading.ownership import index_path
+from timer_wheel.reading.ownership import has_timers, index_path
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -41,9 +40,7 @@ def inspect_timers(
 
     Raises UnsupportedStoreError where a timeline cannot be read for want of rocksdict.
     """
-    mark = hierarchy_mark(store)
-    paths = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
-    if not any(is_present(path) for path in paths):
+    if not has_timers(store):
         return None, None, None
     if is_stub(store.timer_wheel):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")

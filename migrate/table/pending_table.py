@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.columns.byte_column import Int64s
-from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.looking import looking_at
@@ -29,6 +28,7 @@ from migrate.source.condition import require_stopped
 from migrate.source.level_delays import level_table_of
 from time_index.reading import gone_from_time_index, pending_in_time_index
 from timer_wheel.format.timer_due import FINEST_MS, promised_times, was_due_when_stored
+from timer_wheel.reading.ownership import has_timers
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 LEVELS, WHEEL, TIME_INDEX = KINDS = ("levels", "wheel", "time-index")
@@ -299,7 +299,7 @@ def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
 
 
 def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
-    if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
+    if not has_timers(store):
         return NO_ROWS
     wheel = read_wheel_store(
         store,

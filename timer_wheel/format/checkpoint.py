@@ -245,6 +245,7 @@ class LastFlush:
     """The checkpoint, and where the hand was at the last flush: where the checkpoint has it, unless
     ``is_ours`` says that nobody else was here since. The timer log ended at ``position`` then, and
     begins at ``log_begins``. Records from ``names_from`` on name messages (``OwnCheckpoint``).
+    Slots are ``precision_ms`` wide, 0 where we do not know.
     """
 
     checkpoint: TimerCheckpoint
@@ -253,6 +254,7 @@ class LastFlush:
     position: int = 0
     log_begins: int = 0
     names_from: int = LONG_MAX
+    precision_ms: int = 0
 
 
 def read_last_flush(root: StoreRoot) -> LastFlush:
@@ -263,8 +265,15 @@ def read_last_flush(root: StoreRoot) -> LastFlush:
     if own is None or not own.is_known:
         return LastFlush(checkpoint, hand_ms)
     hand_ms = min(hand_ms, own.flushed_hand_ms)
-    position = own.flushed_position
-    return LastFlush(checkpoint, hand_ms, True, position, own.log_begins, own.names_from)
+    return LastFlush(
+        checkpoint,
+        hand_ms,
+        is_ours=True,
+        position=own.flushed_position,
+        log_begins=own.log_begins,
+        names_from=own.names_from,
+        precision_ms=own.precision_ms,
+    )
 
 
 def checkpoint_damage(root: StoreRoot, now_ms: int) -> str | None:

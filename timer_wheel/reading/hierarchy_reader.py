@@ -50,7 +50,7 @@ from timer_wheel.reading.outstanding import EARLY_MS, read_log_since, still_to_d
 from timer_wheel.reading.ownership import index_path, read_active
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
 from timer_wheel.reading.state import WheelState
-from timer_wheel.reading.timer_queue import waiting_in_queue
+from timer_wheel.reading.timer_queue import refuse_lost_beginning, waiting_in_queue
 
 _BEHIND_LAST_BATCH = LAST_BATCH_KEY + b"\0"
 
@@ -142,10 +142,12 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         in_index = _timers(content.waiting).followed_by(_timers(content.marks, FLAG_DELETE))
         is_there = in_index.commit_log_offset >= commit_log.min_offset
         queue = read_queue(root.timer_queue()) if after_crash else rest
-        in_queue, blocking, astray_count = waiting_in_queue(
-            queue, commit_log, placed_end, after_crash=after_crash
+        refuse_lost_beginning(root, commit_log)
+        units = read_units(log, 0)
+        waiting = waiting_in_queue(
+            root, queue, commit_log, placed_end, units, after_crash=after_crash
         )
-        timers = in_index.rows(is_there)
+        timers, in_queue = in_index.rows(is_there), waiting.timers
         in_queue = in_queue.rows(~np.isin(in_queue.commit_log_offset, timers.commit_log_offset))
         timers = timers.followed_by(_by_promise(in_queue, slot_ms))
         done_count = 0
@@ -157,7 +159,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
             since = read_log_since(root, commit_log, first_ms, queue, names_from)
             unknown = ~np.isin(since.not_in_queue.commit_log_offset, timers.commit_log_offset)
             timers = timers.followed_by(since.not_in_queue.rows(unknown))
-            units, of = read_units(log, 0), partial(_cancelled, commit_log=commit_log)
+            of = partial(_cancelled, commit_log=commit_log)
             timers, done_count = still_to_do(timers, units, commit_log, since, of)
         timers = attrs.evolve(timers, position=np.maximum(timers.position, 0))
         is_cancelled = _cancelled(timers, commit_log).recalled
@@ -173,11 +175,11 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=0,
         done_already_count=done_count,
-        expired_count=int((~is_there).sum()),
-        blocking=blocking,
+        expired_count=int((~is_there & ~in_index.is_marker).sum()) + waiting.expired_count,
+        blocking=waiting.blocking,
         shared_positions=int64s([]),
         timeline=None,
-        astray_count=astray_count,
+        astray_count=waiting.astray_count,
     )
 
 

@@ -38,7 +38,7 @@ from message_store.reading.commit_log import (
 )
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.recovered_end import recovered_end
-from message_store.redelivery.lineage import NO_NAMES, Names, first_offsets
+from message_store.redelivery.lineage import NO_NAMES, Names, first_offset, first_offsets
 from timer_wheel.format.checkpoint import LastFlush, TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
@@ -64,13 +64,15 @@ class LogSince:
     """What the newest part of the log holds.
 
     ``newest_ms`` is when the last record was stored. ``not_in_queue`` are timed messages that their
-    queue does not know, ``blocking`` those of them that will stop a broker.
+    queue does not know, ``blocking`` those of them that will stop a broker. Recovery ends the log
+    at ``log_end``.
     """
 
     copies: Copies
     newest_ms: int
     not_in_queue: PendingTimers
     blocking: Blocking
+    log_end: int
 
 
 def read_log_since(
@@ -81,7 +83,8 @@ def read_log_since(
     names_from: int = LONG_MAX,
 ) -> LogSince:
     """Read what was stored at or after ``since_ms``, and what the timer queue may not know. From
-    ``names_from`` on every copy of ours names its message, whenever it was stored.
+    ``names_from`` on every copy of ours names its message, whenever it was stored. ``since_ms`` of
+    ``LONG_MAX`` says that names tell of all.
 
     The queue was read before, and only once. Else a message that a writer adds meanwhile is neither
     here nor there. Raises SourceError.
@@ -102,11 +105,14 @@ def read_log_since(
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
         if is_copy(message):
             copies.append(message)
-    if copies or len(names):  # what lies behind the end counts only where it waits itself
-        log_end = recovered_end(root, commit_log)
+    log_end = recovered_end(root, commit_log)
+    if since_ms == LONG_MAX:  # what lies behind the end tells of nothing
+        names = names.before(log_end)
+        copies = [each for each in copies if first_offset(each) < each.commit_log_offset < log_end]
+    else:  # and that which waits itself of a roll
         copies = [each for each in copies if is_roll(each) or each.commit_log_offset < log_end]
         names = names.before(log_end)
-    return LogSince(Copies(copies, names), newest_ms, *to_be_placed(not_in_queue))
+    return LogSince(Copies(copies, names), newest_ms, *to_be_placed(not_in_queue), log_end)
 
 
 def still_to_do(
@@ -127,14 +133,19 @@ def still_to_do(
     is_done = (timers.position < 0) & _are_placed(timers, units)
     offsets = timers.commit_log_offset
     is_done |= since.copies.name(offsets)
+    is_behind = np.zeros(len(timers), np.bool_)
     if since.copies.name_all:
-        prepared = read_prepared_offsets(commit_log, offsets, timers.size_bytes)
-        is_done |= since.copies.are_done(offsets, first_offsets(prepared, offsets))
+        if since.copies or (offsets >= since.log_end).any():
+            prepared = read_prepared_offsets(commit_log, offsets, timers.size_bytes)
+            lineages = first_offsets(prepared, offsets)
+            is_done |= since.copies.are_done(offsets, lineages)
+            # What rolled to behind the end waits again where it was before.
+            is_behind = (offsets >= since.log_end) & (lineages < offsets)
     else:
         recalled_at = cancelled_of(timers).recalled_at
         _take_copies(since, timers, commit_log, recalled_at, is_done)
     is_counted = is_done & ((timers.position < 0) | (timers.slot_time_ms >= hand_ms))
-    return timers.rows(~is_done), int(is_counted.sum())
+    return timers.rows(~is_done & ~is_behind), int(is_counted.sum())
 
 
 def _take_copies(
@@ -230,7 +241,7 @@ class Outstanding:
 def outstanding(
     root: StoreRoot,
     commit_log: SegmentReader,
-    units: TimerUnits,
+    all_units: tuple[TimerUnits, TimerUnits],
     placed: PendingTimers,
     checkpoint: TimerCheckpoint,
     cancelled_of: Callable[[PendingTimers], Cancelled],
@@ -239,13 +250,14 @@ def outstanding(
 ) -> Outstanding:
     """What is on the wheel (``placed``), in the queue and in the timeline, and not yet done.
 
+    ``all_units`` are those of the timer log that count, and all that lie there.
     What was done is looked for in the log after a crash, from the last ``flush`` on, and wherever
     there is a timeline: one that delivers what is overdue at the end of the queue does not write
     that down. Without a checkpoint, with which a broker places and delivers everything again, the
     queue is read behind the last unit, and the log tells what was done.
     """
     after_crash, hand_ms = flush is not None, checkpoint.last_read_time_ms
-    timeline = read_timeline(root)
+    (units, every), timeline = all_units, read_timeline(root)
     resume = first_unread = resume_queue_offset(root, commit_log, units, checkpoint)
     if len(units) and checkpoint == TimerCheckpoint():
         first_unread = resume_queue_offset(root, commit_log, units, _NOTHING_NOTED)
@@ -259,34 +271,33 @@ def outstanding(
     elif flush is not None and flush.is_ours:
         first_unread = _behind_last_unit(root, units)
     is_there = timers.commit_log_offset >= commit_log.min_offset
-    expired_count = int((~is_there).sum())
+    expired_count = int((~is_there & ~timers.is_marker).sum())
     from_queue_offset = 0 if after_crash or timeline is not None else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-    waiting, blocking, astray_count = waiting_in_queue(
-        queue, commit_log, first_unread, after_crash=after_crash
+    waiting = waiting_in_queue(
+        root, queue, commit_log, first_unread, every, after_crash=after_crash
     )
-    again_count = 0 if after_crash else int(_are_placed(waiting, units).sum())
+    expired_count += waiting.expired_count if tells_all or not after_crash else 0
+    again_count = 0 if after_crash else int(_are_placed(waiting.timers, units).sum())
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline)
-    timers = timers.followed_by(waiting).followed_by(in_timeline)
+    timers = timers.followed_by(waiting.timers).followed_by(in_timeline)
     since, done_count, first_ms = None, 0, LONG_MAX
     if tells_all:
         timers = _without_done_before_us(root, commit_log, timers)
     else:
-        parked_ms = _parked_since_ms(placed, commit_log, hand_ms) if after_crash else LONG_MAX
-        first_ms = min(_first_ms(timers), parked_ms)
+        first_ms = min(_first_ms(timers), _parked_since_ms(placed, commit_log, flush, hand_ms))
     if after_crash or (timeline is not None and first_ms <= newest_store_ms(root)):
         since = read_log_since(root, commit_log, first_ms, queue, names_from)
+    blocking = waiting.blocking
     if since is not None and after_crash:
-        timers = timers.followed_by(since.not_in_queue)
-        blocking += since.blocking
+        timers, blocking = timers.followed_by(since.not_in_queue), blocking + since.blocking
     if timeline is not None or (after_crash and not tells_all):
         timers = _without_rolled(timers, commit_log)  # first: what came is the last of a series
     if since is not None:
         timers, done_count = still_to_do(timers, units, commit_log, since, cancelled_of, hand_ms)
-    return Outstanding(
-        timers, timeline, resume, blocking, done_count, expired_count, again_count, astray_count
-    )
+    counts = done_count, expired_count, again_count, waiting.astray_count
+    return Outstanding(timers, timeline, resume, blocking, *counts)
 
 
 def _names_from(
@@ -329,10 +340,15 @@ def _first_ms(timers: PendingTimers) -> int:
     return int(times.min()) - EARLY_MS if len(times) else np.iinfo(np.int64).max
 
 
-def _parked_since_ms(placed: PendingTimers, commit_log: SegmentReader, hand_ms: int) -> int:
+def _parked_since_ms(
+    placed: PendingTimers, commit_log: SegmentReader, flush: LastFlush | None, hand_ms: int
+) -> int:
     """When the first message was stored that waits in the hand's slot by its time, at the latest
-    where the hand is: where the clock was set back, copies of such have times before that.
+    where the hand is: where the clock was set back, copies of such have times before that. Without
+    a crash that is not asked.
     """
+    if flush is None and hand_ms:
+        return LONG_MAX
     parked = placed.rows(placed.is_roll & (placed.slot_time_ms <= hand_ms))
     times = read_store_times(commit_log, parked.commit_log_offset, parked.size_bytes)
     return int(times[times != NO_TIME].min(initial=hand_ms))

@@ -44,6 +44,12 @@ class Active:
     names: bool = True
 
 
+def has_timers(root: StoreRoot) -> bool:
+    """Whether a wheel was ever here, in files or in a database. Raises SourceError."""
+    places = root.timer_wheel, root.timer_log, root.timer_queue(), hierarchy_mark(root)
+    return any(is_present(path) for path in places)
+
+
 def home(root: StoreRoot) -> Path:
     """Where everything lies that is a hierarchical wheel's own."""
     return root.own / "hierarchy"

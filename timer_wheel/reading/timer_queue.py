@@ -8,23 +8,34 @@ checkpoint's master offset can only lower it.
 
 from collections.abc import Iterable
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
-from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
+from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS, TIMER_TOPIC
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.record_reader import NOT_THERE, read_chunks
+from message_store.reading.recovered_end import recovered_end
+from message_store.writing.losses import StoreEnds
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
-from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
+from timer_wheel.format.timer_log import (
+    FLAG_DEFAULT,
+    FLAG_DELETE,
+    TIMER_UNIT,
+    TimerUnits,
+    slot_time_ms,
+)
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
+from timer_wheel.reading.copies import records_from
+from timer_wheel.reading.kept_units import placed_since
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, leads_astray, record_at
 from timer_wheel.reading.record_kernel import (
     FACT_COLUMNS,
@@ -82,19 +93,53 @@ def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) 
     return queue.first_queue_offset + int(found[-1]) if len(found) else claimed
 
 
+def refuse_lost_beginning(root: StoreRoot, commit_log: SegmentReader) -> None:
+    """Raise SourceError as an opening does where the queue lost its first files, by our own note,
+    though the log has their records (``losses.refuse_lost_beginnings``).
+    """
+    ends, queue = StoreEnds.read(root), read_queue(root.timer_queue())
+    noted = None if ends is None else ends.begins.get((TIMER_TOPIC, 0))
+    if noted is None or not len(queue) or queue.queue_min <= noted:
+        return
+    first = int(queue.commit_log_offset[0])
+    for record, _ in records_from(commit_log, commit_log.min_offset):
+        if record.commit_log_offset >= first:
+            return
+        if record.topic == TIMER_TOPIC:
+            raise SourceError(
+                f"{root.timer_queue()}: the queue begins at {queue.queue_min:,}, and began at"
+                f" {noted:,}: its first files are lost. Take them from a backup, or remove this"
+                " directory to have the queue rebuilt"
+            )
+
+
+@attrs.frozen(eq=False)
+class Waiting:
+    """What is to be placed from the queue, and the entries that stop a broker. ``astray_count``
+    others are wrong (``leads_astray``), ``expired_count`` lead to what lay before the log begins.
+    """
+
+    timers: PendingTimers
+    blocking: Blocking
+    astray_count: int
+    expired_count: int
+
+
 def waiting_in_queue(
+    root: StoreRoot,
     queue: QueueEntries,
     commit_log: SegmentReader,
     from_queue_offset: int,
+    units: TimerUnits,
     *,
     after_crash: bool = False,
-) -> tuple[PendingTimers, Blocking, int]:
-    """The messages from an offset of the timer queue on, the entries that stop a broker, and how
-    many others are wrong (``leads_astray``).
+) -> Waiting:
+    """The messages from an offset of the timer queue on.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
-    skipped, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
-    from placing anything behind it, and is in the second part of the answer.
+    skipped, as a broker does, unless one of ``units`` tells its slot and no loss of power took it:
+    then the record is damaged.
+    One whose TIMER_OUT_MS is missing or no number keeps a broker from placing anything behind it.
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)
     is_expired = (queue.commit_log_offset >= 0) & (queue.commit_log_offset < commit_log.min_offset)
@@ -102,28 +147,43 @@ def waiting_in_queue(
     offsets, sizes = queue.commit_log_offset[rows], queue.size_bytes[rows]
     facts = _facts(commit_log, offsets, sizes)
     is_usual = (facts[STATUS] == FINE) & (facts[IS_MARKER] != MARKER_WITHOUT_KEY)
-    usual = np.flatnonzero(is_usual)
-    is_marker = facts[IS_MARKER, usual] != MESSAGE
-    waiting = PendingTimers(
-        position=np.full(len(usual), -1, np.int64),
-        queue_offset=queue.first_queue_offset + rows[usual],
-        slot_time_ms=facts[OUT_MS, usual],
-        flags=FLAG_DEFAULT | FLAG_DELETE * is_marker,
-        commit_log_offset=offsets[usual].astype(np.int64),
-        size_bytes=sizes[usual].astype(np.int64),
-    )
+    columns = (queue.first_queue_offset + rows, facts[OUT_MS], offsets, sizes)
+    is_marker = facts[IS_MARKER, is_usual] != MESSAGE
+    waiting = _rows(FLAG_DEFAULT | FLAG_DELETE * is_marker, *(each[is_usual] for each in columns))
+    others = np.flatnonzero(~is_usual)
+    placed = placed_since(units, offsets[others], sizes[others])
+    if (placed >= 0).any():
+        placed[offsets[others] >= recovered_end(root, commit_log)] = -1
     found, astray_count = [], 0
-    for row in np.flatnonzero(~is_usual).tolist():
+    for row, unit in zip(others.tolist(), placed.tolist(), strict=True):
         offset, size_bytes = int(offsets[row]), int(sizes[row])
         record = record_at(commit_log, offset, size_bytes)
         if record is not None:
+            placed[others == row] = -1
             found.append((queue.first_queue_offset + int(rows[row]), offset, size_bytes, record))
-        else:
+        elif unit < 0:
             astray_count += leads_astray(commit_log, offset, size_bytes, after_crash=after_crash)
-    others, blocking = to_be_placed(found)
-    waiting = waiting.followed_by(others)
+    unread, units_of = others[placed >= 0], placed[placed >= 0]
+    unusual, blocking = to_be_placed(found)
+    told = units.units[units_of]
+    columns = (columns[0][unread], slot_time_ms(told), offsets[unread], sizes[unread])
+    damaged = _rows(told["magic"].astype(np.int64), *columns)
+    waiting = waiting.followed_by(unusual).followed_by(damaged)
     order = np.argsort(waiting.queue_offset, kind="stable")
-    return waiting.rows(order), blocking, astray_count
+    return Waiting(waiting.rows(order), blocking, astray_count, int(is_expired.sum()))
+
+
+def _rows(
+    flags: NDArray[np.int64],
+    queue_offset: NDArray[np.int64],
+    slot_time_ms: NDArray[np.int64],
+    commit_log_offset: NDArray[np.int64],
+    size_bytes: NDArray[np.int64],
+) -> PendingTimers:
+    """Rows that have no unit."""
+    position = np.full(len(flags), -1, np.int64)
+    columns = (position, queue_offset, slot_time_ms, flags, commit_log_offset, size_bytes)
+    return PendingTimers(*(each.astype(np.int64) for each in columns))
 
 
 def _facts(

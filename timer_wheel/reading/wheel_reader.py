@@ -38,6 +38,7 @@ from timer_wheel.format.wheel_math import (
     effective_read_time_ms,
 )
 from timer_wheel.reading.delete_markers import cancelled
+from timer_wheel.reading.kept_units import kept_units
 from timer_wheel.reading.lost_messages import LostMessages
 from timer_wheel.reading.outstanding import outstanding
 from timer_wheel.reading.pending_timers import PendingTimers
@@ -206,8 +207,8 @@ def read_wheel_store(
 
     ``precision_ms`` None is told by the wheel. ``snapshots_on`` and ``topic_in_delete_key`` are the
     broker's `timerWheelSnapshotFlush` and `appendTopicForTimerDeleteKey`; None lets both kinds
-    count. ``whole_log`` applies all timer log files, ``after_crash`` finds what no queue has and
-    leaves out what a broker did and repeats. Raises SourceError, FormatError.
+    count. ``whole_log`` applies all timer log files, ``after_crash`` finds what no queue has, and
+    leaves out what was done and a broker repeats. Raises SourceError, FormatError.
     """
     if is_hierarchical(root):
         return _read_hierarchy(root, after_crash=after_crash)
@@ -216,24 +217,24 @@ def read_wheel_store(
     hand_ms, from_ms = checkpoint.last_read_time_ms, _heeded_from_ms(flush, now_ms, after_crash)
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
         begin = 0 if whole_log else _first_applied(wheel, checkpoint, log.file_bytes)
-        units = read_units(log, begin) if crash is None else _believed_units(log, begin, crash)
-        precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
+        every = read_units(log, begin)
+        wheel, units, begin = _as_opened(root, wheel, every, begin, commit_log, crash)
+        precision_ms = precision_ms or flush.precision_ms or _guessed(root, units, hand_ms)
         read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(wheel, units, begin, read_time_ms, precision_ms)
         placed, shared_positions, alone = _placed(revised, units, read_time_ms, precision_ms)
         first_ms = (flush.hand_ms if after_crash else hand_ms) or read_time_ms
-        passed, _ = _in_slots(revised, units, first_ms, read_time_ms, precision_ms)
+        passed = _in_slots(revised, units, first_ms, read_time_ms, precision_ms)[0]
         found = passed.rows(passed.commit_log_offset >= commit_log.min_offset).followed_by(placed)
         of = partial(cancelled, commit_log=commit_log, now_ms=from_ms, precision_ms=precision_ms)
-        left = outstanding(root, commit_log, units, found, checkpoint, of, flush=crash)
+        left = outstanding(root, commit_log, (units, every), found, checkpoint, of, flush=crash)
         is_passed = (left.timers.position >= 0) & (left.timers.slot_time_ms < read_time_ms)
         recalled = of(left.timers)
-        is_over = recalled.for_broker(topic_in_delete_key) | left.timers.is_marker
-        is_over |= recalled.recalled & (from_ms == 0)
+        is_over = recalled.for_broker(topic_in_delete_key) | (recalled.recalled & (from_ms == 0))
         unreachable_count = _deliverable_count(root, left.timers.rows(is_passed & ~is_over))
         timers, recalled = left.timers.rows(~is_passed), recalled.rows(~is_passed)
+        is_cancelled = recalled.for_broker(topic_in_delete_key)
     is_told = not after_crash and hand_ms > 0  # else units of what is done may be unlinked
-    is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
         **left.counts,
         precision_ms=precision_ms,
@@ -254,15 +255,20 @@ def read_wheel_store(
     )
 
 
-def _believed_units(log: SegmentReader, begin: int, flush: LastFlush) -> TimerUnits:
-    """The units that an opening after a crash keeps: of our own those up to the last flush, and
-    none where first files of the timer log are missing. The queue has the messages of the others.
+def _as_opened(
+    root: StoreRoot,
+    wheel: WheelSlots,
+    units: TimerUnits,
+    begin: int,
+    commit_log: SegmentReader,
+    crash: LastFlush | None,
+) -> tuple[WheelSlots, TimerUnits, int]:
+    """Slots, units, and the position from which units are applied: after a crash of ours no slot
+    counts but by the units that an opening keeps.
     """
-    units = read_units(log, begin)
-    if not flush.is_ours:
-        return units
-    is_short = int(units.file_starts.min(initial=0)) > flush.log_begins
-    return units.until(0 if is_short else flush.position)
+    if crash is None or not crash.is_ours:
+        return wheel, units, begin
+    return NO_SLOTS, kept_units(root, units, commit_log, crash), 0
 
 
 def _heeded_from_ms(flush: LastFlush, now_ms: int, after_crash: bool) -> int:
@@ -276,9 +282,10 @@ def _first_applied(wheel: WheelSlots, checkpoint: TimerCheckpoint, file_bytes: i
 
 
 def _deliverable_count(root: StoreRoot, undone: PendingTimers) -> int:
-    """How many of these it is not noted of that nobody can deliver them."""
-    lost = [each.commit_log_offset for each in LostMessages(root).all()]
-    return int((~np.isin(undone.commit_log_offset, lost)).sum())
+    """How many of these are messages of which it is not noted that nobody can deliver them."""
+    lost, undone = LostMessages(root).all(), undone.rows(~undone.is_marker)
+    noted = [each.commit_log_offset for each in lost]
+    return int((~np.isin(undone.commit_log_offset, noted)).sum())
 
 
 def _unlinked_count(alone: Int64Array, timers: PendingTimers, log_begin: int) -> int:
@@ -307,6 +314,10 @@ def _read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     from timer_wheel.reading.hierarchy_reader import read_hierarchy
 
     return read_hierarchy(root, after_crash=after_crash)
+
+
+def _guessed(root: StoreRoot, units: TimerUnits, hand_ms: int) -> int:
+    return guess_precision(units, all_slots(root), hand_ms=hand_ms)
 
 
 def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms: int = 0) -> int:

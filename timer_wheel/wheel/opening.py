@@ -167,7 +167,7 @@ def _open(
     if waiting is not None:
         timers.mark_done_all_but(waiting)
     elif makes_again or went_back or not store.repeats:
-        dealt_with = _catch_up(timers)
+        dealt_with = _catch_up(timers, are_units_lost=makes_again)
     has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
         rest = timers.unplaced(EVERYTHING, keys=True)
@@ -305,11 +305,11 @@ def _latest_ms(store: LiveStore, files: WheelFiles) -> int:
     return max(store.clock.now_ms(), files.found.timestamp_ms)
 
 
-def _catch_up(timers: LiveTimers) -> Int64s | None:
+def _catch_up(timers: LiveTimers, *, are_units_lost: bool) -> Int64s | None:
     """Find out what is done already, and move the hand to where the checkpoint has it. Returns what
     is to be noted of it (``find_done``).
     """
-    dealt_with = find_done(timers)
+    dealt_with = find_done(timers, are_units_lost=are_units_lost)
     files, own, hand_ms = timers.files, timers.files.found_own, timers.files.claimed_hand_ms
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
         hand_ms = min(hand_ms, _latest_ms(timers.store, files))

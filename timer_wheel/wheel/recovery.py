@@ -246,8 +246,9 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
 # --- what is done ---------------------------------------------------------------------------------
 
 
-def find_done(timers: LiveTimers) -> Int64s | None:
-    """Find out what is done already; ``timers.done`` gets it. Returns the commit log offsets that
+def find_done(timers: LiveTimers, *, are_units_lost: bool) -> Int64s | None:
+    """Find out what is done already; ``timers.done`` gets it. ``are_units_lost`` says that units
+    from before the last flush are placed once more. Returns the commit log offsets that
     ``note_dealt_with`` has to write down before the store counts as ours, None where the log tells
     of all. Raises SourceError.
     """
@@ -257,8 +258,9 @@ def find_done(timers: LiveTimers) -> Int64s | None:
         first = int(timers.unplaced(EVERYTHING).rows.commit_log_offset.min(initial=log.end))
         names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
     else:
-        # Lost units are placed once more: what of them is done, and when, the log tells alone.
-        is_lost = timers.log.end < own.flushed_position or log_has_losses(own, store)
+        # What of lost units is done, and when, the log tells alone.
+        is_lost = are_units_lost or timers.log.end < own.flushed_position
+        is_lost |= log_has_losses(own, store)
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
         before = done_before_us(root)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from message_store import AfterMs, ManualClock, Message, StoredMessage
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import LOCAL_HOST
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
@@ -24,6 +25,7 @@ from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.store import LiveStore
+from timer_wheel.format.timer_log import read_units
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
 from timer_wheel.reading.delete_markers import is_of_cancel
@@ -135,17 +137,18 @@ def test_entries_that_wait_are_read_as_the_scalar_code_reads_them(
     for unit, (offset, size_bytes) in zip(units, places, strict=True):
         unit["commit_log_offset"], unit["size_bytes"], unit["tags_code"] = offset, size_bytes, 1
     with SegmentReader(path / "commitlog") as log:
-        waiting, blocking, astray = waiting_in_queue(QueueEntries(units, 7, 0), log, 0)
+        root = StoreRoot(path)
+        read = waiting_in_queue(root, QueueEntries(units, 7, 0), log, 0, read_units(log))
         records = [
             (number, *place, record)
             for number, place in enumerate(places, 7)
             if (record := record_at(log, *place)) is not None
         ]
     wanted, stopping = to_be_placed(records)
-    assert [column.tolist() for column in attrs.astuple(waiting)] == [
+    assert [column.tolist() for column in attrs.astuple(read.timers)] == [
         column.tolist() for column in attrs.astuple(wanted)
     ]
-    assert (blocking, astray) == (stopping, 4)
+    assert (read.blocking, read.astray_count) == (stopping, 4)
     store.close()
 
 

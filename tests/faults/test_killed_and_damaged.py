@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A killed wheel loses a file, or a piece of one. Whoever looks at it then lists what an opening
+finds, refuses, or says what is missing; and nothing twice. An opening delivers nothing again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from message_store import AfterMs, ManualClock, Message
+from message_store.base.errors import DelayStoreError
+from message_store.files.store_root import StoreRoot
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
+from tests.faults.damage import copy_store
+from tests.faults.engines import OPEN, abandon
+from tests.faults.test_whole_files_lost import destroy
+from timer_wheel.format.checkpoint import read_last_flush
+from timer_wheel.format.timer_log import TIMER_UNIT
+
+START_MS = 1_793_000_000_000
+FILES = ("commitlog/*", "timerlog/*", "consumequeue/rmq*/*/*", "timerwheel", "config/*")
+WHEELS = ("wheel", "hierarchy")
+DONE = [f"DONE{number}" for number in range(5)]
+
+
+class Killed:
+    """A wheel that delivered five messages and was killed while 110 waited. It was flushed before
+    the last 90 of them, before the last 40, or never.
+    """
+
+    def __init__(self, engine: str, path: Path, *, flushed: str = "never") -> None:
+        self.path, self.clock, self.engine = path, ManualClock(START_MS), engine
+        self.store = OPEN[engine](path, self.clock)
+        self.put("DONE", 5, 3_000)
+        self.put("EARLY", 20, 50_000)
+        self.advance(1_000)
+        assert self.advance(6_000) == Counter(DONE)
+        if flushed == "early":
+            self.store.flush()
+        self.put("PLACED", 50, 45_000)
+        self.advance(1_000)
+        if flushed == "late":
+            self.store.flush()
+
+    def put(self, letter: str, count: int, delay_ms: int, body: bytes = b"x" * 100) -> int:
+        """Schedule so many; returns where in the log the last one is."""
+        for number in range(count):
+            message = Message("orders", body, unique_key=f"{letter}{number}")
+            place = self.store.schedule(message, AfterMs(delay_ms)).commit_log_offset
+        return int(place)
+
+    def advance(self, by_ms: int) -> Counter[str]:
+        self.clock.tick(by_ms)
+        return Counter(str(e.message.unique_key) for e in self.store.advance(self.clock.now_ms()))
+
+    def kill(self) -> None:
+        self.put("LATER", 40, 40_000)
+        self.advance(1_000)
+        abandon(self.store)
+
+    def waiting(self) -> Counter[str]:
+        """All that waits."""
+        counts = {"EARLY": 20, "PLACED": 50, "LATER": 40}
+        return Counter([f"{letter}{n}" for letter, count in counts.items() for n in range(count)])
+
+    def listed(self, path: Path) -> tuple[Counter[str], bool]:
+        """What is listed, and whether anybody is told that it is not all."""
+        found: Counter[str] = Counter()
+        told: list[str] = []
+        try:
+            for each in pending_messages(path, now_ms=self.clock.now_ms(), warn=told.append):
+                if isinstance(each, BadRecord):
+                    told.append(each.reason)
+                else:
+                    found[str(each.unique_key)] += 1
+            told += inspect_store(path, now_ms=self.clock.now_ms()).problems
+        except DelayStoreError as error:
+            told.append(str(error))
+        usual = ("without closing the store", "delivered and not written down")
+        return found, any(not any(part in each for part in usual) for each in told)
+
+    def opened(self, path: Path) -> tuple[Counter[str], Counter[str]] | None:
+        """What waits when a copy was opened, and what is delivered then and at once."""
+        clock = ManualClock(self.clock.now_ms())
+        try:
+            store: Any = OPEN[self.engine](path, clock)
+        except DelayStoreError:
+            return None
+        waiting = Counter([str(each.unique_key) for each in store.pending()])
+        clock.tick(1_000)
+        came = Counter([str(each.message.unique_key) for each in store.advance(clock.now_ms())])
+        abandon(store)
+        return waiting, came
+
+
+def wrong_with(killed: Killed, path: Path) -> str | None:
+    listed, is_told = killed.listed(path)
+    if max(listed.values(), default=1) > 1:
+        return f"listed twice: {listed}"
+    opened = killed.opened(path)
+    if opened is None:
+        is_told |= listed == killed.waiting()
+        return None if is_told else f"refused by an opening, and listed in silence: {len(listed)}"
+    waiting, came = opened
+    if again := came & Counter(DONE):
+        return f"delivered again: {again}"
+    if missing := waiting - listed:
+        return None if is_told else f"not listed: {sorted(missing)[:5]} of {len(missing)}"
+    if more := listed & Counter(DONE):
+        return f"listed and delivered: {more}"
+    return None
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("engine", WHEELS)
+@pytest.mark.parametrize("flushed", ["never", "early", "late"])
+@pytest.mark.parametrize("kind", ["gone", "zero"])
+def test_a_killed_wheel_that_lost_a_file_is_listed_as_it_is_opened(
+    engine: str, flushed: str, kind: str, tmp_path: Path
+) -> None:
+    killed = Killed(engine, tmp_path / "store", flushed=flushed)
+    killed.kill()
+    assert wrong_with(killed, copied(killed, tmp_path / "whole")) is None
+    wrong = []
+    for number, file in enumerate(
+        path for part in FILES for path in sorted(killed.path.glob(part)) if path.is_file()
+    ):
+        copy = copied(killed, tmp_path / str(number))
+        destroy(copy / file.relative_to(killed.path), kind)
+        if problem := wrong_with(killed, copy):
+            wrong.append(f"{file.relative_to(killed.path)}: {problem}")
+    assert not wrong, "\n".join(wrong)
+
+
+def copied(killed: Killed, copy: Path) -> Path:
+    copy_store(killed.path, copy)
+    return copy
+
+
+def test_a_damaged_last_unit_of_a_flush_hides_nothing_that_came_later(tmp_path: Path) -> None:
+    killed = Killed("wheel", tmp_path / "store", flushed="late")
+    end = read_last_flush(StoreRoot(killed.path)).position
+    killed.kill()
+    files = sorted((killed.path / "timerlog").iterdir())
+    [file] = [each for each in files if int(each.name) <= end - 52 < int(each.name) + 2096]
+    offset_at = TIMER_UNIT.offset_of("commit_log_offset")
+    harms = [(begin, bytes(52 - begin)) for begin in (4, 16, 30, offset_at + 2)]
+    for number, (begin, harm) in enumerate([*harms, (offset_at + 2, b"\1")]):
+        copy = copied(killed, tmp_path / f"{number}")
+        with (copy / "timerlog" / file.name).open("r+b") as log:
+            log.seek(end - 52 - int(file.name) + begin)
+            log.write(harm)
+        assert wrong_with(killed, copy) is None, begin
+
+
+@pytest.mark.parametrize("engine", WHEELS)
+def test_a_synced_record_that_is_damaged_is_listed_as_one(engine: str, tmp_path: Path) -> None:
+    killed = Killed(engine, tmp_path / "store")
+    place = killed.put("BAD", 1, 40_000, b"b" * 300)
+    killed.store.flush()
+    killed.kill()
+    for begin, end in ((95, 260), (4, 64)):
+        copy = copied(killed, tmp_path / f"{begin}")
+        file = max(each for each in (copy / "commitlog").iterdir() if int(each.name) <= place)
+        with file.open("r+b") as log:
+            log.seek(place - int(file.name) + begin)
+            log.write(bytes(end - begin))
+        _, is_told = killed.listed(copy)
+        assert is_told, begin
+
+
+def test_a_message_that_rolled_behind_a_hole_is_listed_once(tmp_path: Path) -> None:
+    """Recovery ends the log at the hole: it waits where it was before."""
+    clock = ManualClock(START_MS)
+    store = OPEN["wheel"](tmp_path / "store", clock, roll_window_slots=60)
+    store.flush()
+    store.schedule(Message("orders", b"x", unique_key="K"), AfterMs(3_600_000))
+    clock.tick(2_000)
+    store.advance(clock.now_ms())
+    hole = store.schedule(Message("orders", b"x" * 2_500, unique_key="F"), AfterMs(3_600_000))
+    for _ in range(14):
+        clock.tick(5_000)
+        store.advance(clock.now_ms())
+    store.schedule(Message("orders", b"x", unique_key="LAST"), AfterMs(3_600_000))
+    abandon(store)
+    with (tmp_path / "store/commitlog" / f"{0:020}").open("r+b") as log:
+        log.seek(hole.commit_log_offset)
+        log.write(bytes(2_500))
+    listed = pending_messages(tmp_path / "store", now_ms=clock.now_ms())
+    places = [(each.unique_key, each.commit_log_offset) for each in listed]  # type: ignore[union-attr]
+    assert ("K", 0) in places
+    assert [key for key, _ in places].count("K") == 1
+
+
+def test_slots_of_a_killed_wheel_are_as_wide_as_its_checkpoint_says(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    store = OPEN["wheel"](tmp_path, clock, precision_ms=100, roll_window_slots=600)
+    for delay_ms in (5_050, 5_250, 5_850, 30_010):
+        store.schedule(Message("orders", b"x"), AfterMs(delay_ms))
+    clock.tick(2_000)
+    store.advance(clock.now_ms())
+    abandon(store)
+    due_ms = [each.due_ms for each in pending_messages(tmp_path, now_ms=clock.now_ms())]  # type: ignore[union-attr]
+    assert due_ms == [START_MS + after_ms for after_ms in (5_100, 5_300, 5_900, 30_100)]
