@@ -78,20 +78,24 @@ def pending_in_time_index(root: StoreRoot) -> Units:
 
 
 def gone_from_time_index(root: StoreRoot) -> int:
-    """How many messages wait by the files of the index, whose records lay before the log's first
-    file. 0 where the files cannot be believed: an engine rebuilds them from the log.
+    """How many messages wait by the files of the index, and by the queue behind them, whose records
+    lay before the log's first file. 0 where the files cannot be believed: an engine rebuilds them
+    from the log.
     """
     files = IndexFiles(root)
     with suppress(FormatError, SourceError), open_log(root) as log:
         state, begin = files.read_state(), log.min_offset
-        buckets = () if state is None else state.buckets
-        parts = [files.read(each) for each in buckets if each.first_offset < begin]
-        units = Units.together(parts).pending()
-        gone = units.rows(units.offsets < begin)
-        if state is not None and len(gone):
+        if state is None:
+            return 0
+        parts = [files.read(each) for each in state.buckets if each.first_offset < begin]
+        queue = read_queue(root.consume_queue(TIME_INDEX_TOPIC, 0))
+        queued = queue.slice(state.placed_end, queue.queue_max).commit_log_offset
+        gone = np.concatenate([Units.together(parts).pending().offsets, queued])
+        gone = gone[(gone >= 0) & (gone < begin)]
+        if len(gone):
             start = max(state.log_end, begin)
             names = Names.read(log, start, LONG_MAX, known_end=start)
-            return int((~names.are_done(gone.offsets, gone.offsets)).sum())
+            return int((~names.are_done(gone, gone)).sum())
     return 0
 
 

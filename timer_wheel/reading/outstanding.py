@@ -9,10 +9,10 @@ messages that were overdue at the end of the queue. Delivered copies in the log 
 them. A starting broker reads those from the log, and so does this.
 
 Of our own engines every record that was delivered or rolled since the last flush names its message:
-the log is asked for names alone. What they placed since then counts as waiting in the queue.
+no other copy counts. What they placed since then waits in the queue.
 
-Limitations: of a broker's store the records since the checkpoint are decoded one by one, some
-20,000 a second. A damaged record hides the rest of its log file.
+Limitations: the records since a broker's checkpoint are decoded one by one, some 20,000 a second.
+So are those behind the newest entry of our own queue. A damaged one hides the rest of its log file.
 """
 
 import itertools
@@ -283,9 +283,9 @@ def outstanding(
     timers = timers.rows(is_there & ~timers.is_in_timeline)
     timers = timers.followed_by(waiting.timers).followed_by(in_timeline)
     since, done_count, first_ms = None, 0, LONG_MAX
-    if tells_all:
+    if flush is not None and flush.is_ours:
         timers = _without_done_before_us(root, commit_log, timers)
-    else:
+    if not tells_all:
         first_ms = min(_first_ms(timers), _parked_since_ms(placed, commit_log, flush, hand_ms))
     if after_crash or (timeline is not None and first_ms <= newest_store_ms(root)):
         since = read_log_since(root, commit_log, first_ms, queue, names_from)
