@@ -162,6 +162,15 @@ def hash_texts(block: int, starts: int, lengths: int, count: int, hashes: Any) -
         hashes[row] = java_hash_utf8(text, load_native(lengths + 8 * row))
 
 
+@inline_kernel
+def _is_head_of(record: int, offset: int, size: int) -> bool:
+    """Whether a record's head is here, which lies at this offset of the log; a size of 0 is any."""
+    if load_i32(record + AT_MAGIC) not in (MAGIC_V1, MAGIC_V2):
+        return False
+    is_it = load_i64(record + AT_LOG_OFFSET) == offset
+    return bool(is_it and (size == 0 or load_i32(record + AT_SIZE) == size))
+
+
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
 def read_store_times(addresses: Any, rooms: Any, offsets: Any, sizes: Any, times: Any) -> None:
     """When the record at each address was stored; what is in ``times`` stays where none begins.
@@ -175,10 +184,7 @@ def read_store_times(addresses: Any, rooms: Any, offsets: Any, sizes: Any, times
         record = addresses[row]
         if record < 0 or rooms[row] < SMALLEST_RECORD_BYTES:
             continue
-        magic = load_i32(record + AT_MAGIC)
-        is_record = magic in (MAGIC_V1, MAGIC_V2)
-        is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
-        if is_record and (sizes[row] == 0 or load_i32(record + AT_SIZE) == sizes[row]):
+        if _is_head_of(record, offsets[row], sizes[row]):
             times[row] = store_time_at(record)
 
 
@@ -192,9 +198,7 @@ def read_prepared_offsets(
         record = addresses[row]
         if record < 0 or rooms[row] < LONGEST_HEAD_BYTES:
             continue
-        is_record = load_i32(record + AT_MAGIC) in (MAGIC_V1, MAGIC_V2)
-        is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
-        if is_record and (sizes[row] == 0 or load_i32(record + AT_SIZE) == sizes[row]):
+        if _is_head_of(record, offsets[row], sizes[row]):
             prepared[row] = prepared_offset_at(record)
 
 
@@ -208,8 +212,7 @@ def read_queue_ids(addresses: Any, rooms: Any, offsets: Any, queue_ids: Any) -> 
         record = addresses[row]
         if record < 0 or rooms[row] < SMALLEST_RECORD_BYTES:
             continue
-        is_record = load_i32(record + AT_MAGIC) in (MAGIC_V1, MAGIC_V2)
-        if is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]:
+        if _is_head_of(record, offsets[row], 0):
             queue_ids[row] = load_i32(record + AT_QUEUE_ID)
 
 

@@ -9,6 +9,7 @@ from the log. A shorter log is refused: its lost part may have delivered or canc
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import attrs
@@ -118,11 +119,16 @@ def refuse_lost_beginnings(
             continue
         lost_ids = Dispatcher(log, queues, levels).queue_ids(topic, log.min_offset, stop)
         if queue_id in lost_ids:
-            raise SourceError(
-                f"{queue.segments.directory}: the queue begins at {queue.first_offset:,}, and began"
-                f" at {begin:,}: its first files are lost. Take them from a backup, or remove this"
-                " directory to have the queue rebuilt; nothing was changed"
-            )
+            told = told_as_beheaded(queue.segments.directory, queue.first_offset, begin)
+            raise SourceError(f"{told}; nothing was changed")
+
+
+def told_as_beheaded(directory: Path, begins: int, began: int) -> str:
+    """What is said of a queue that lost its first files."""
+    return (
+        f"{directory}: the queue begins at {begins:,}, and began at {began:,}: its first files are"
+        " lost. Take them from a backup, or remove this directory to have the queue rebuilt"
+    )
 
 
 @attrs.frozen

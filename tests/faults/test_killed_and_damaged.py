@@ -5,6 +5,7 @@ finds, refuses, or says what is missing; and nothing twice. An opening delivers 
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ def copied(killed: Killed, copy: Path) -> Path:
     return copy
 
 
+def test_a_killed_wheel_whose_timer_log_is_zeros_behind_a_lost_file_is_listed(
+    tmp_path: Path,
+) -> None:
+    killed = Killed("wheel", tmp_path / "store", flushed="late")
+    killed.kill()
+    first, *others = sorted((killed.path / "timerlog").iterdir())
+    first.unlink()
+    for file in others:
+        destroy(file, "zero")
+    assert wrong_with(killed, killed.path) is None
+    assert killed.listed(killed.path)[0] == killed.waiting()
+
+
 def test_a_damaged_last_unit_of_a_flush_hides_nothing_that_came_later(tmp_path: Path) -> None:
     killed = Killed("wheel", tmp_path / "store", flushed="late")
     end = read_last_flush(StoreRoot(killed.path)).position
@@ -175,7 +189,10 @@ def test_a_synced_record_that_is_damaged_is_listed_as_one(engine: str, tmp_path:
         assert is_told, begin
 
 
-def test_a_message_that_rolled_behind_a_hole_is_listed_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("units_are_lost", [False, True])
+def test_a_message_that_rolled_behind_a_hole_is_listed_once(
+    units_are_lost: bool, tmp_path: Path
+) -> None:
     """Recovery ends the log at the hole: it waits where it was before."""
     clock = ManualClock(START_MS)
     store = OPEN["wheel"](tmp_path / "store", clock, roll_window_slots=60)
@@ -183,6 +200,8 @@ def test_a_message_that_rolled_behind_a_hole_is_listed_once(tmp_path: Path) -> N
     store.schedule(Message("orders", b"x", unique_key="K"), AfterMs(3_600_000))
     clock.tick(2_000)
     store.advance(clock.now_ms())
+    if units_are_lost:
+        store.flush()
     hole = store.schedule(Message("orders", b"x" * 2_500, unique_key="F"), AfterMs(3_600_000))
     for _ in range(14):
         clock.tick(5_000)
@@ -192,6 +211,8 @@ def test_a_message_that_rolled_behind_a_hole_is_listed_once(tmp_path: Path) -> N
     with (tmp_path / "store/commitlog" / f"{0:020}").open("r+b") as log:
         log.seek(hole.commit_log_offset)
         log.write(bytes(2_500))
+    if units_are_lost:
+        shutil.rmtree(tmp_path / "store/timerlog")
     listed = pending_messages(tmp_path / "store", now_ms=clock.now_ms())
     places = [(each.unique_key, each.commit_log_offset) for each in listed]  # type: ignore[union-attr]
     assert ("K", 0) in places

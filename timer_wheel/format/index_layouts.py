@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.rocksdb.manifest import Manifest, ManifestNote
 from message_store.format.layout import Field, Layout
 
 
@@ -188,6 +189,24 @@ def family_apart(known: Mapping[str, int] | None, last: Mapping[str, bytes | Non
         if known is None or known[name] != number:
             return name
     return None
+
+
+def part_apart(
+    known: Mapping[str, int] | None, last: Mapping[str, bytes | None], manifest: Manifest | None
+) -> str | None:
+    """What is not of that moment: the manifest, or a column family. None where all is.
+
+    ``known`` is what the default family says of the batches, ``last`` the ``LAST_BATCH`` of each
+    other one. No batch is written while changes are on their way into tables. So the manifest that
+    a batch tells of has all tables of what came before it, and the log of changes has the rest. If
+    that manifest is there, whole, nothing of an earlier batch is missing.
+    """
+    if known and known["manifest_number"]:
+        keys = ("manifest_number", "manifest_bytes", "manifest_checksum")
+        note = ManifestNote(*(known[key] for key in keys))
+        if manifest is None or not manifest.goes_on_from(note):
+            return "the manifest"
+    return family_apart(known, last)
 
 
 def slot_of(due_ms: Int64s, wheel: Wheel) -> Int64s:

@@ -56,8 +56,8 @@ from timer_wheel.format.index_layouts import (
     Newest,
     Rows,
     known_batches,
+    part_apart,
 )
-from timer_wheel.reading.index_moment import part_apart
 
 _CHANGES_BYTES = 32 << 20
 """So much stays in memory and in the log of changes before it goes into tables."""

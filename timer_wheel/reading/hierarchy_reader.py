@@ -20,7 +20,6 @@ from message_store.files.rocksdb.manifest import read_manifest
 from message_store.files.rocksdb.view import FamilyView, open_families
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
-from message_store.format.java_numbers import LONG_MAX
 from message_store.format.layout import Layout
 from message_store.reading.consume_queue import read_queue
 from message_store.reading.recovered_end import recovered_end
@@ -40,12 +39,12 @@ from timer_wheel.format.index_layouts import (
     IndexState,
     Rows,
     known_batches,
+    part_apart,
 )
 from timer_wheel.format.timer_due import due_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, read_units
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
 from timer_wheel.reading.delete_markers import Cancelled, cancelled
-from timer_wheel.reading.index_moment import part_apart
 from timer_wheel.reading.outstanding import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.reading.ownership import index_path, read_active
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
@@ -143,10 +142,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         is_there = in_index.commit_log_offset >= commit_log.min_offset
         queue = read_queue(root.timer_queue()) if after_crash else rest
         refuse_lost_beginning(root, commit_log)
-        units = read_units(log, 0)
-        waiting = waiting_in_queue(
-            root, queue, commit_log, placed_end, units, after_crash=after_crash
-        )
+        waiting = waiting_in_queue(root, queue, commit_log, placed_end, after_crash=after_crash)
         timers, in_queue = in_index.rows(is_there), waiting.timers
         in_queue = in_queue.rows(~np.isin(in_queue.commit_log_offset, timers.commit_log_offset))
         timers = timers.followed_by(_by_promise(in_queue, slot_ms))
@@ -154,12 +150,13 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
             names_from = 0 if content.state is None else content.state.log_end
-            if content.state is not None and active is not None and active.names:
-                first_ms = LONG_MAX  # all that was done since the index names what it is of
-            since = read_log_since(root, commit_log, first_ms, queue, names_from)
+            tell_all = content.state is not None and active is not None and active.names
+            since = read_log_since(
+                root, commit_log, first_ms, queue, names_from, names_tell_all=tell_all
+            )
             unknown = ~np.isin(since.not_in_queue.commit_log_offset, timers.commit_log_offset)
             timers = timers.followed_by(since.not_in_queue.rows(unknown))
-            of = partial(_cancelled, commit_log=commit_log)
+            units, of = read_units(log, 0), partial(_cancelled, commit_log=commit_log)
             timers, done_count = still_to_do(timers, units, commit_log, since, of)
         timers = attrs.evolve(timers, position=np.maximum(timers.position, 0))
         is_cancelled = _cancelled(timers, commit_log).recalled

@@ -3,15 +3,22 @@
 queue has the messages of the others. A listing goes by the same units, and so it shows the same.
 """
 
+from typing import TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.commit_log import NO_TIME, read_store_times
 from message_store.reading.consume_queue import read_queue
 from timer_wheel.format.checkpoint import LastFlush
-from timer_wheel.format.timer_log import TimerUnits
+from timer_wheel.format.timer_log import TIMER_UNIT, TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
+
+Units: TypeAlias = NDArray[np.void]
+NO_UNITS: Units = np.empty(0, TIMER_UNIT.dtype)
 
 
 def kept_units(
@@ -24,7 +31,7 @@ def kept_units(
     begins = units.file_starts[:1] > flush.log_begins
     offsets = units.units["commit_log_offset"].astype(np.int64)
     queued = read_queue(root.timer_queue()).commit_log_offset
-    if begins.any() and (queued < offsets[:1]).any():
+    if begins.any() and (queued < offsets[:1].min(initial=LONG_MAX)).any():
         return units.until(0)
     later = offsets[len(units.until(flush.position)) :]
     is_whole = _are_there(units, commit_log, len(units) - len(later))
@@ -37,9 +44,7 @@ def kept_units(
     return kept.until(int(kept.positions[first + torn[0]])) if len(torn) else kept
 
 
-def _are_there(
-    units: TimerUnits, commit_log: SegmentReader, first: int
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _are_there(units: TimerUnits, commit_log: SegmentReader, first: int) -> NDArray[np.bool_]:
     """Of which units from one on the log has the record, or had it before retention."""
     rows = units.units[first:]
     offsets, sizes = (
@@ -49,15 +54,13 @@ def _are_there(
     return np.asarray(is_there | ((offsets < commit_log.min_offset) & (sizes > 0)))
 
 
-def placed_since(units: TimerUnits, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
-    """The index of the unit of each of these records, -1 where there is none."""
-    found = np.full(len(offsets), -1, np.int64)
-    rows = np.flatnonzero(np.isin(units.units["commit_log_offset"].astype(np.int64), offsets))
-    chosen = units.units[rows]
+def rows_of(units: Units, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
+    """Which unit leads to each of these records, with its size; -1 where none does."""
+    rows = np.flatnonzero(np.isin(units["commit_log_offset"].astype(np.int64), offsets))
+    chosen = units[rows]
     pairs = zip(
         chosen["commit_log_offset"].tolist(), chosen["record_size_bytes"].tolist(), strict=True
     )
     known = dict(zip(pairs, rows.tolist(), strict=True))
-    for at, pair in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
-        found[at] = known.get(pair, -1)
-    return found
+    wanted = zip(offsets.tolist(), sizes.tolist(), strict=True)
+    return np.array([known.get(pair, -1) for pair in wanted], np.int64)

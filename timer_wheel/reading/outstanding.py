@@ -29,6 +29,7 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_ROLL_LABEL
 from message_store.reading.commit_log import (
     NO_TIME,
@@ -81,15 +82,17 @@ def read_log_since(
     since_ms: int,
     queue: QueueEntries,
     names_from: int = LONG_MAX,
+    *,
+    names_tell_all: bool = False,
 ) -> LogSince:
     """Read what was stored at or after ``since_ms``, and what the timer queue may not know. From
-    ``names_from`` on every copy of ours names its message, whenever it was stored. ``since_ms`` of
-    ``LONG_MAX`` says that names tell of all.
+    ``names_from`` on every copy of ours names its message, whenever it was stored. With
+    ``names_tell_all`` no other copy counts, and only what the queue may not know is decoded.
 
     The queue was read before, and only once. Else a message that a writer adds meanwhile is neither
     here nor there. Raises SourceError.
     """
-    start = scan_start(queue, commit_log, since_ms)
+    start = scan_start(queue, commit_log, LONG_MAX if names_tell_all else since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
     copies = []
     newest_ms = NO_TIME
@@ -106,13 +109,20 @@ def read_log_since(
         if is_copy(message):
             copies.append(message)
     log_end = recovered_end(root, commit_log)
-    if since_ms == LONG_MAX:  # what lies behind the end tells of nothing
-        names = names.before(log_end)
-        copies = [each for each in copies if first_offset(each) < each.commit_log_offset < log_end]
-    else:  # and that which waits itself of a roll
-        copies = [each for each in copies if is_roll(each) or each.commit_log_offset < log_end]
-        names = names.before(log_end)
-    return LogSince(Copies(copies, names), newest_ms, *to_be_placed(not_in_queue), log_end)
+    found = Copies(
+        (each for each in copies if _counts(each, log_end, names_tell_all)), names.before(log_end)
+    )
+    return LogSince(found, newest_ms, *to_be_placed(not_in_queue), log_end)
+
+
+def _counts(copy: StoredMessage, log_end: int, names_tell_all: bool) -> bool:
+    """Whether a copy tells that its message is done. What recovery cuts does not, unless it is a
+    roll that names nothing: such a one is listed in place of its message.
+    """
+    is_kept = copy.commit_log_offset < log_end
+    if first_offset(copy) < copy.commit_log_offset:
+        return is_kept
+    return not names_tell_all and (is_kept or is_roll(copy))
 
 
 def still_to_do(
@@ -133,15 +143,13 @@ def still_to_do(
     is_done = (timers.position < 0) & _are_placed(timers, units)
     offsets = timers.commit_log_offset
     is_done |= since.copies.name(offsets)
-    is_behind = np.zeros(len(timers), np.bool_)
-    if since.copies.name_all:
-        if since.copies or (offsets >= since.log_end).any():
-            prepared = read_prepared_offsets(commit_log, offsets, timers.size_bytes)
-            lineages = first_offsets(prepared, offsets)
-            is_done |= since.copies.are_done(offsets, lineages)
-            # What rolled to behind the end waits again where it was before.
-            is_behind = (offsets >= since.log_end) & (lineages < offsets)
-    else:
+    is_behind = offsets >= since.log_end
+    if since.copies or is_behind.any():
+        prepared = read_prepared_offsets(commit_log, offsets, timers.size_bytes)
+        lineages = first_offsets(prepared, offsets)
+        is_done |= since.copies.are_done(offsets, lineages)
+        is_behind &= lineages < offsets  # what rolled to there waits again where it was before
+    if not since.copies.name_all:
         recalled_at = cancelled_of(timers).recalled_at
         _take_copies(since, timers, commit_log, recalled_at, is_done)
     is_counted = is_done & ((timers.position < 0) | (timers.slot_time_ms >= hand_ms))
@@ -263,32 +271,32 @@ def outstanding(
         first_unread = resume_queue_offset(root, commit_log, units, _NOTHING_NOTED)
         after_crash = True
     names_from, tells_all = _names_from(flush, units, timeline)
-    timers = placed
+    timers = placed if timeline is None else placed.followed_by(timeline.timers)
     if timeline is not None:
         scanned = min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max)
         resume, first_unread = max(resume, scanned), max(first_unread, scanned)
-        timers = placed.followed_by(timeline.timers)
     elif flush is not None and flush.is_ours:
         first_unread = _behind_last_unit(root, units)
     is_there = timers.commit_log_offset >= commit_log.min_offset
     expired_count = int((~is_there & ~timers.is_marker).sum())
     from_queue_offset = 0 if after_crash or timeline is not None else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
+    later = every.units[len(units) :]
     waiting = waiting_in_queue(
-        root, queue, commit_log, first_unread, every, after_crash=after_crash
+        root, queue, commit_log, first_unread, later=later, after_crash=after_crash
     )
     expired_count += waiting.expired_count if tells_all or not after_crash else 0
     again_count = 0 if after_crash else int(_are_placed(waiting.timers, units).sum())
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline)
     timers = timers.followed_by(waiting.timers).followed_by(in_timeline)
-    since, done_count, first_ms = None, 0, LONG_MAX
-    if flush is not None and flush.is_ours:
-        timers = _without_done_before_us(root, commit_log, timers)
-    if not tells_all:
-        first_ms = min(_first_ms(timers), _parked_since_ms(placed, commit_log, flush, hand_ms))
+    timers = _without_done_before_us(root, commit_log, timers, flush)
+    since, done_count, first_ms = None, 0, _first_ms(timers)
+    if after_crash:
+        first_ms = min(first_ms, hand_ms, _parked_since_ms(placed, commit_log, hand_ms))
     if after_crash or (timeline is not None and first_ms <= newest_store_ms(root)):
-        since = read_log_since(root, commit_log, first_ms, queue, names_from)
+        of = root, commit_log, first_ms, queue, names_from
+        since = read_log_since(*of, names_tell_all=tells_all)
     blocking = waiting.blocking
     if since is not None and after_crash:
         timers, blocking = timers.followed_by(since.not_in_queue), blocking + since.blocking
@@ -314,9 +322,13 @@ def _names_from(
 
 
 def _without_done_before_us(
-    root: StoreRoot, commit_log: SegmentReader, timers: PendingTimers
+    root: StoreRoot, commit_log: SegmentReader, timers: PendingTimers, flush: LastFlush | None
 ) -> PendingTimers:
-    """The rows without those that a broker had done when our engine took the store over."""
+    """The rows without those that a broker had done when our engine took the store over, where we
+    were the last.
+    """
+    if flush is None or not flush.is_ours:
+        return timers
     done = done_before_us(root)
     if len(done):
         done = done[done < recovered_end(root, commit_log)]
@@ -340,18 +352,13 @@ def _first_ms(timers: PendingTimers) -> int:
     return int(times.min()) - EARLY_MS if len(times) else np.iinfo(np.int64).max
 
 
-def _parked_since_ms(
-    placed: PendingTimers, commit_log: SegmentReader, flush: LastFlush | None, hand_ms: int
-) -> int:
-    """When the first message was stored that waits in the hand's slot by its time, at the latest
-    where the hand is: where the clock was set back, copies of such have times before that. Without
-    a crash that is not asked.
+def _parked_since_ms(placed: PendingTimers, commit_log: SegmentReader, hand_ms: int) -> int:
+    """When the first message was stored that waits in the hand's slot by its time: where the clock
+    was set back, copies of such have times before the hand.
     """
-    if flush is None and hand_ms:
-        return LONG_MAX
     parked = placed.rows(placed.is_roll & (placed.slot_time_ms <= hand_ms))
     times = read_store_times(commit_log, parked.commit_log_offset, parked.size_bytes)
-    return int(times[times != NO_TIME].min(initial=hand_ms))
+    return int(times[times != NO_TIME].min(initial=LONG_MAX))
 
 
 def newest_store_ms(root: StoreRoot) -> int:

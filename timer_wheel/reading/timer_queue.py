@@ -23,7 +23,7 @@ from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.record_reader import NOT_THERE, read_chunks
 from message_store.reading.recovered_end import recovered_end
-from message_store.writing.losses import StoreEnds
+from message_store.writing.losses import StoreEnds, told_as_beheaded
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_log import (
@@ -35,7 +35,7 @@ from timer_wheel.format.timer_log import (
 )
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
 from timer_wheel.reading.copies import records_from
-from timer_wheel.reading.kept_units import placed_since
+from timer_wheel.reading.kept_units import NO_UNITS, Units, rows_of
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, leads_astray, record_at
 from timer_wheel.reading.record_kernel import (
     FACT_COLUMNS,
@@ -106,11 +106,7 @@ def refuse_lost_beginning(root: StoreRoot, commit_log: SegmentReader) -> None:
         if record.commit_log_offset >= first:
             return
         if record.topic == TIMER_TOPIC:
-            raise SourceError(
-                f"{root.timer_queue()}: the queue begins at {queue.queue_min:,}, and began at"
-                f" {noted:,}: its first files are lost. Take them from a backup, or remove this"
-                " directory to have the queue rebuilt"
-            )
+            raise SourceError(told_as_beheaded(root.timer_queue(), queue.queue_min, noted))
 
 
 @attrs.frozen(eq=False)
@@ -130,16 +126,16 @@ def waiting_in_queue(
     queue: QueueEntries,
     commit_log: SegmentReader,
     from_queue_offset: int,
-    units: TimerUnits,
     *,
+    later: Units = NO_UNITS,
     after_crash: bool = False,
 ) -> Waiting:
     """The messages from an offset of the timer queue on.
 
     The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
-    skipped, as a broker does, unless one of ``units`` tells its slot and no loss of power took it:
-    then the record is damaged.
-    One whose TIMER_OUT_MS is missing or no number keeps a broker from placing anything behind it.
+    skipped, as a broker does, unless a ``later`` unit, which does not count, tells its slot, and no
+    loss of power took it: then the record is damaged. One whose TIMER_OUT_MS is missing or no
+    number keeps a broker from placing anything behind it.
     """
     queue = queue.slice(from_queue_offset, queue.queue_max)
     is_expired = (queue.commit_log_offset >= 0) & (queue.commit_log_offset < commit_log.min_offset)
@@ -151,21 +147,20 @@ def waiting_in_queue(
     is_marker = facts[IS_MARKER, is_usual] != MESSAGE
     waiting = _rows(FLAG_DEFAULT | FLAG_DELETE * is_marker, *(each[is_usual] for each in columns))
     others = np.flatnonzero(~is_usual)
-    placed = placed_since(units, offsets[others], sizes[others])
+    placed = rows_of(later, offsets[others], sizes[others])
     if (placed >= 0).any():
         placed[offsets[others] >= recovered_end(root, commit_log)] = -1
     found, astray_count = [], 0
-    for row, unit in zip(others.tolist(), placed.tolist(), strict=True):
+    for at, row in enumerate(others.tolist()):
         offset, size_bytes = int(offsets[row]), int(sizes[row])
         record = record_at(commit_log, offset, size_bytes)
         if record is not None:
-            placed[others == row] = -1
+            placed[at] = -1
             found.append((queue.first_queue_offset + int(rows[row]), offset, size_bytes, record))
-        elif unit < 0:
+        elif placed[at] < 0:
             astray_count += leads_astray(commit_log, offset, size_bytes, after_crash=after_crash)
-    unread, units_of = others[placed >= 0], placed[placed >= 0]
+    unread, told = others[placed >= 0], later[placed[placed >= 0]]
     unusual, blocking = to_be_placed(found)
-    told = units.units[units_of]
     columns = (columns[0][unread], slot_time_ms(told), offsets[unread], sizes[unread])
     damaged = _rows(told["magic"].astype(np.int64), *columns)
     waiting = waiting.followed_by(unusual).followed_by(damaged)

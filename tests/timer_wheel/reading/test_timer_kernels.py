@@ -25,7 +25,6 @@ from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.store import LiveStore
-from timer_wheel.format.timer_log import read_units
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
 from timer_wheel.reading.delete_markers import is_of_cancel
@@ -138,7 +137,7 @@ def test_entries_that_wait_are_read_as_the_scalar_code_reads_them(
         unit["commit_log_offset"], unit["size_bytes"], unit["tags_code"] = offset, size_bytes, 1
     with SegmentReader(path / "commitlog") as log:
         root = StoreRoot(path)
-        read = waiting_in_queue(root, QueueEntries(units, 7, 0), log, 0, read_units(log))
+        read = waiting_in_queue(root, QueueEntries(units, 7, 0), log, 0)
         records = [
             (number, *place, record)
             for number, place in enumerate(places, 7)
