@@ -40,6 +40,8 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.engine_choice import engines_in
 from message_store.redelivery.lineage import first_offset
 from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
 from tests.faults import leeway
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
@@ -456,18 +458,25 @@ class World:
         copy_store(self.root, copy)
         try:
             found = inspect_store(copy, now_ms=clock.now_ms())
+            rows = list(pending_messages(copy, now_ms=clock.now_ms()))
             with catch_warnings():
                 simplefilter("ignore", OtherEngineWarning)
                 store = self.owner.open(copy, clock)
         except DelayStoreError:
             return  # a new owner is refused, or nobody has opened it yet
-        waiting = len(list(store.pending()))
+        listed = Counter((e.unique_key, e.due_ms) for e in rows if not isinstance(e, BadRecord))
+        opened = Counter((each.unique_key, each.due_ms) for each in store.pending())
+        waiting = opened.total()
         abandon(store)
         told = sum(map(_counted_as_lost, found.problems))
         if any(part in each for each in found.problems for part in _TOLD_OTHERWISE):
             return  # which an opening cuts off, and a reader rescues what it can of it
         if found.pending is None or not found.pending <= waiting <= found.pending + told:
             self.require([f"inspect counts {found.pending} and {told}, an opening {waiting}"])
+        if len(rows) != found.pending:
+            self.require([f"inspect counts {found.pending}, {len(rows)} are listed"])
+        if only_listed := listed - opened:
+            self.require([f"{sorted(only_listed)} listed, {sorted(opened - listed)} opened"])
 
     def look_as_a_broker(self, *, is_power_cut: bool = False, was_open: bool = True) -> None:
         """A broker that takes the wheel over finds all that is pending, and nothing cancelled, not

@@ -155,7 +155,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
                 root, commit_log, first_ms, queue, names_from, names_tell_all=tell_all
             )
             unknown = ~np.isin(since.not_in_queue.commit_log_offset, timers.commit_log_offset)
-            timers = timers.followed_by(since.not_in_queue.rows(unknown))
+            timers = timers.followed_by(_by_promise(since.not_in_queue.rows(unknown), slot_ms))
             units, of = read_units(log, 0), partial(_cancelled, commit_log=commit_log)
             timers, done_count = still_to_do(timers, units, commit_log, since, of)
         timers = attrs.evolve(timers, position=np.maximum(timers.position, 0))
