@@ -109,18 +109,30 @@ def refuse_lost_beginnings(
 
     Retention too removes first files, and then has removed their records before.
     """
-    ends = StoreEnds.read(root)
-    for (topic, queue_id), begin in () if ends is None else ends.begins.items():
-        queue = queues.find(topic, queue_id)
-        if queue is None or not queue.segments.starts or queue.first_offset <= begin:
+    noted, unnoted = noted_begins(root)
+    for queue in queues:
+        begin = noted.get((queue.topic, queue.queue_id), unnoted)
+        if begin is None or queue.topic == LEVEL_TOPIC:  # which has a mark of its own
+            continue
+        if not queue.segments.starts or queue.first_offset <= begin:
             continue
         stop = queue.first_record_of_files(log.end)
         if stop <= log.min_offset:
             continue
-        lost_ids = Dispatcher(log, queues, levels).queue_ids(topic, log.min_offset, stop)
-        if queue_id in lost_ids:
+        lost_ids = Dispatcher(log, queues, levels).queue_ids(queue.topic, log.min_offset, stop)
+        if queue.queue_id in lost_ids:
             told = told_as_beheaded(queue.segments.directory, queue.first_offset, begin)
             raise SourceError(f"{told}; nothing was changed")
+
+
+def noted_begins(root: StoreRoot) -> tuple[Mapping[tuple[str, int], int], int | None]:
+    """The first queue offset that each queue had when that was last written down, by topic and id,
+    and the one of a queue that is not among them: it was made since, and began at 0. None in a
+    store that we never opened.
+    """
+    ends = StoreEnds.read(root)
+    began = None if noted_log_file_bytes(root) is None else 0
+    return {} if ends is None else ends.begins, began
 
 
 def told_as_beheaded(directory: Path, begins: int, began: int) -> str:

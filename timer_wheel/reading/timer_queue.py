@@ -23,7 +23,7 @@ from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.record_reader import NOT_THERE, read_chunks
 from message_store.reading.recovered_end import recovered_end
-from message_store.writing.losses import StoreEnds, told_as_beheaded
+from message_store.writing.losses import noted_begins, told_as_beheaded
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_log import (
@@ -97,8 +97,9 @@ def refuse_lost_beginning(root: StoreRoot, commit_log: SegmentReader) -> None:
     """Raise SourceError as an opening does where the queue lost its first files, by our own note,
     though the log has their records (``losses.refuse_lost_beginnings``).
     """
-    ends, queue = StoreEnds.read(root), read_queue(root.timer_queue())
-    noted = None if ends is None else ends.begins.get((TIMER_TOPIC, 0))
+    queue = read_queue(root.timer_queue())
+    begins, unnoted = noted_begins(root)
+    noted = begins.get((TIMER_TOPIC, 0), unnoted)
     if noted is None or not len(queue) or queue.queue_min <= noted:
         return
     first = int(queue.commit_log_offset[0])
