@@ -39,6 +39,8 @@ _LEAPS_MS: Final = (0, 1, 300, 999, 1_000, 1_001, 5_000, 20_000, 61_000, 130_000
 _LONG_LEAPS_MS: Final = (3_700_000, 7_300_000, DAY_MS, 8 * DAY_MS, 15 * DAY_MS)
 _TO_THE_END_MS: Final = (0, 1_000, 20_000, 600_000, DAY_MS, 21 * DAY_MS)
 _LETTERS: Final = "ABCDEFGH"
+_CONVERTED: Final = 0.3
+"""How often what a run leaves is moved to a wheel, where it could be."""
 
 
 @attrs.frozen
@@ -213,7 +215,17 @@ class RandomRun:
         else:
             self.world.killed()
             self.world.look_as_a_broker(was_open=was_open)
+        self._look_beside_and_open()
+
+    def _look_beside_and_open(self) -> None:
         self.world.look_beside_and_open()
+        self._look_if_converted()
+
+    def _look_if_converted(self) -> None:
+        """Now and then, by a draw of its own: the others stay those of the seed."""
+        rng = random.Random(f"convert {self.seed} {self.world.clock.now_ms()}")
+        if rng.random() < _CONVERTED:
+            self.world.look_if_converted(rng)
 
     def _reopen(self, rng: random.Random) -> None:
         """Somebody opens what was left, whom another fault may strike."""
@@ -473,13 +485,14 @@ class RandomRun:
         self.world.say("close and open")
         self.world.close()
         self.world.look_beside()
+        self._look_if_converted()
         self.world.look_as_a_broker()
         self.world.open()
 
     def _kill(self, rng: random.Random) -> None:
         self.world.say("kill")
         self.world.killed()
-        self.world.look_beside_and_open()
+        self._look_beside_and_open()
         self.world.look_as_a_broker()
 
     def _lose_what_is_made_anew(self, rng: random.Random) -> None:

@@ -59,6 +59,7 @@ from tests.simulation.account import (
 from tests.simulation.bench import START_MS, Setup
 from tests.simulation.broker_account import BrokerAccount
 from tests.simulation.cases import watched
+from tests.simulation.converting import wrong_if_converted
 from tests.simulation.simulated_disk import (
     Event,
     Failing,
@@ -477,6 +478,17 @@ class World:
             self.require([f"inspect counts {found.pending}, {len(rows)} are listed"])
         if only_listed := listed - opened:
             self.require([f"{sorted(only_listed)} listed, {sorted(opened - listed)} opened"])
+
+    def look_if_converted(self, rng: random.Random) -> None:
+        """A backlog of levels is moved to a wheel whatever its store went through."""
+        account = self.account
+        is_ours = self.owner.family == "levels" and not self.owner.leeway.works_like_a_broker
+        others = account.others or any(
+            life.family != "levels" and PENDING in life.may for life in account.lives
+        )
+        if is_ours and not others and not account.is_repeating and self.root.exists():
+            now_ms = self.clock.now_ms()
+            self.require(wrong_if_converted(self.root, self.folder, self.owner, now_ms, rng))
 
     def look_as_a_broker(self, *, is_power_cut: bool = False, was_open: bool = True) -> None:
         """A broker that takes the wheel over finds all that is pending, and nothing cancelled, not
