@@ -86,18 +86,21 @@ class Killed:
         usual = ("without closing the store", "delivered and not written down")
         return found, any(not any(part in each for part in usual) for each in told)
 
-    def opened(self, path: Path) -> tuple[Counter[str], Counter[str]] | None:
-        """What waits when a copy was opened, and what is delivered then and at once."""
+    def opened(self, path: Path) -> tuple[Counter[str], Counter[str], bool] | None:
+        """What waits when a copy was opened, what is delivered then and at once, and whether the
+        opening says that it found something.
+        """
         clock = ManualClock(self.clock.now_ms())
         try:
             store: Any = OPEN[self.engine](path, clock)
         except DelayStoreError:
             return None
         waiting = Counter([str(each.unique_key) for each in store.pending()])
+        is_told = bool(store.check())
         clock.tick(1_000)
         came = Counter([str(each.message.unique_key) for each in store.advance(clock.now_ms())])
         abandon(store)
-        return waiting, came
+        return waiting, came, is_told
 
 
 def wrong_with(killed: Killed, path: Path) -> str | None:
@@ -108,7 +111,10 @@ def wrong_with(killed: Killed, path: Path) -> str | None:
     if opened is None:
         is_told |= listed == killed.waiting()
         return None if is_told else f"refused by an opening, and listed in silence: {len(listed)}"
-    waiting, came = opened
+    waiting, came, is_told_opened = opened
+    if lost := killed.waiting() - waiting - came:
+        if not is_told_opened:
+            return f"lost by the opening in silence: {sorted(lost)[:5]} of {len(lost)}"
     if again := came & Counter(DONE):
         return f"delivered again: {again}"
     if missing := waiting - listed:

@@ -410,20 +410,6 @@ def test_check_notices_an_index_that_says_otherwise_than_the_queue(
         assert "a message that the timer queue does not have at its place" in problems
 
 
-def test_check_notices_entries_that_went_before_they_were_looked_at(
-    folder: Path, clock: ManualClock
-) -> None:
-    store = opened(folder, clock)
-    put(store, 0, 120)
-    store.abandon()
-    first = min((folder / "consumequeue" / TIMER_TOPIC / "0").iterdir())
-    first.unlink()
-    with opened(folder, clock) as store:
-        assert "50 entries are gone that were never looked at" in {
-            each.problem for each in store.check()
-        }
-
-
 # --- a disk that refuses --------------------------------------------------------------------------
 
 
