@@ -112,9 +112,9 @@ def wrong_with(killed: Killed, path: Path) -> str | None:
         is_told |= listed == killed.waiting()
         return None if is_told else f"refused by an opening, and listed in silence: {len(listed)}"
     waiting, came, is_told_opened = opened
-    if lost := killed.waiting() - waiting - came:
-        if not is_told_opened:
-            return f"lost by the opening in silence: {sorted(lost)[:5]} of {len(lost)}"
+    lost = killed.waiting() - waiting - came
+    if lost and not is_told_opened:
+        return f"lost by the opening in silence: {sorted(lost)[:5]} of {len(lost)}"
     if again := came & Counter(DONE):
         return f"delivered again: {again}"
     if missing := waiting - listed:
