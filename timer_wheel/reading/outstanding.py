@@ -11,8 +11,8 @@ them. A starting broker reads those from the log, and so does this.
 Of our own engines every record that was delivered or rolled since the last flush names its message:
 no other copy counts. What they placed since then waits in the queue.
 
-Limitations: the records since a broker's checkpoint are decoded one by one, some 20,000 a second.
-So are those behind the newest entry of our own queue. A damaged one hides the rest of its log file.
+Limitations: the records since a broker's checkpoint are decoded one by one, some 20,000 a second. A
+damaged one hides the rest of its log file.
 """
 
 import itertools
@@ -48,7 +48,12 @@ from timer_wheel.reading.copies import Copies, is_copy, is_roll, records_from
 from timer_wheel.reading.delete_markers import Cancelled
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, pending_records
 from timer_wheel.reading.timeline import Timeline, read_timeline
-from timer_wheel.reading.timer_queue import resume_queue_offset, to_be_placed, waiting_in_queue
+from timer_wheel.reading.timer_queue import (
+    resume_queue_offset,
+    timed_in_log,
+    to_be_placed,
+    waiting_in_queue,
+)
 
 _MARKS = 20_000
 EARLY_MS = 10_000
@@ -87,42 +92,42 @@ def read_log_since(
 ) -> LogSince:
     """Read what was stored at or after ``since_ms``, and what the timer queue may not know. From
     ``names_from`` on every copy of ours names its message, whenever it was stored. With
-    ``names_tell_all`` no other copy counts, and only what the queue may not know is decoded.
+    ``names_tell_all`` no other copy counts: kernels read these names, and nothing is decoded.
 
     The queue was read before, and only once. Else a message that a writer adds meanwhile is neither
     here nor there. Raises SourceError.
     """
     start = scan_start(queue, commit_log, LONG_MAX if names_tell_all else since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
-    copies = []
-    newest_ms = NO_TIME
-    not_in_queue = []
-    first, names = min(start, tail), NO_NAMES
-    if names_from < first:
-        begin = max(names_from, commit_log.min_offset)
-        names = Names.read(commit_log, begin, first, known_end=first)
+    first = min(start, tail)
+    begin = max(min(names_from, first), commit_log.min_offset)
+    if names_tell_all:
+        not_in_queue, blocking, end = timed_in_log(commit_log, first, tail)
+        names = Names.read(commit_log, begin, end, known_end=end)
+        log_end = recovered_end(root, commit_log)
+        told = Copies((), names.before(log_end))
+        return LogSince(told, NO_TIME, not_in_queue, blocking, log_end)
+    copies, found, newest_ms = [], [], NO_TIME
+    names = Names.read(commit_log, begin, first, known_end=first) if begin < first else NO_NAMES
     for message, size_bytes in records_from(commit_log, first):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
         if is_roll(message) and offset >= tail:
-            not_in_queue.append((message.queue_offset, offset, size_bytes, message))
+            found.append((message.queue_offset, offset, size_bytes, message))
         if is_copy(message):
             copies.append(message)
     log_end = recovered_end(root, commit_log)
-    found = Copies(
-        (each for each in copies if _counts(each, log_end, names_tell_all)), names.before(log_end)
-    )
-    return LogSince(found, newest_ms, *to_be_placed(not_in_queue), log_end)
+    counted = (each for each in copies if _counts(each, log_end))
+    told = Copies(counted, names.before(log_end))
+    return LogSince(told, newest_ms, *to_be_placed(found), log_end)
 
 
-def _counts(copy: StoredMessage, log_end: int, names_tell_all: bool) -> bool:
+def _counts(copy: StoredMessage, log_end: int) -> bool:
     """Whether a copy tells that its message is done. What recovery cuts does not, unless it is a
     roll that names nothing: such a one is listed in place of its message.
     """
     is_kept = copy.commit_log_offset < log_end
-    if first_offset(copy) < copy.commit_log_offset:
-        return is_kept
-    return not names_tell_all and (is_kept or is_roll(copy))
+    return is_kept or (is_roll(copy) and first_offset(copy) == copy.commit_log_offset)
 
 
 def still_to_do(

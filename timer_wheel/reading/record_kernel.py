@@ -21,13 +21,18 @@ from message_store.format.record_layout import (
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.log import (
     AT_BODY_CRC,
+    AT_QUEUE_OFFSET,
     AT_SIZE,
     LONGEST_HEAD_BYTES,
     PARTS,
     PROPERTIES_AT,
     PROPERTIES_BYTES,
     ROWS_AHEAD,
+    TOPIC_AT,
+    TOPIC_BYTES,
+    find_parts,
     is_record_at,
+    next_head,
     prefetch_head_and_tail,
     prepared_offset_at,
     store_time_at,
@@ -65,6 +70,10 @@ damaged offset; and a record with the body of a delete marker, and its tags or f
 FINE, MISSING, UNUSUAL = range(3)
 """A record of the usual shape; none of this size at this place; one for the scalar code."""
 
+QUEUE_OFFSET, OFFSET, SIZE = range(3)
+TIMED_ROWS = 3
+
+_TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
 _OUT = np.frombuffer(names.TIMER_OUT_MS.encode(), np.uint8)
 _TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
@@ -181,6 +190,31 @@ def _offset_of_text(place: int, length: int) -> int:
         if offset >= 0 and rest == offset % _CHECK:
             return int(offset)
     return _DAMAGED
+
+
+@kernel("int64(int64, int64, int64, int64[:, ::1])")
+def find_timed(buffer: int, length: int, base: int, timed: Any) -> int:
+    """Find the records of the timer topic among the bytes of a log file from ``base`` on, where a
+    record begins; returns how many there are.
+
+    ``timed`` gets as many as it has room for, in the rows QUEUE_OFFSET, OFFSET, SIZE. Damage is
+    stepped over.
+    """
+    parts = np.empty(PARTS, np.int64)
+    count, place = 0, next_head(buffer, length, base, 0)
+    while place >= 0:
+        record = buffer + place
+        size = load_i32(record + AT_SIZE)
+        if find_parts(record, size, parts.ctypes.data):
+            topic = record + parts[TOPIC_AT]
+            if is_text(topic, parts[TOPIC_BYTES], _TIMER_TOPIC):
+                if count < timed.shape[1]:
+                    timed[QUEUE_OFFSET, count] = load_i64(record + AT_QUEUE_OFFSET)
+                    timed[OFFSET, count] = base + place
+                    timed[SIZE, count] = size
+                count += 1
+        place = next_head(buffer, length, base, place + size)
+    return count
 
 
 @kernel("boolean(int64[::1], int64[::1])")

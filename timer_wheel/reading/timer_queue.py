@@ -19,7 +19,9 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS, TIMER_TOPIC
+from message_store.kernels.log import WALKED, walk_window
 from message_store.kernels.raw_memory import address_of
+from message_store.reading.commit_log import LogWalk
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.record_reader import NOT_THERE, read_chunks
 from message_store.reading.recovered_end import recovered_end
@@ -43,8 +45,11 @@ from timer_wheel.reading.record_kernel import (
     IS_MARKER,
     MARKER_WITHOUT_KEY,
     MESSAGE,
+    OFFSET,
     OUT_MS,
     STATUS,
+    TIMED_ROWS,
+    find_timed,
     read_timer_records,
 )
 
@@ -142,12 +147,8 @@ def waiting_in_queue(
     is_expired = (queue.commit_log_offset >= 0) & (queue.commit_log_offset < commit_log.min_offset)
     rows = np.flatnonzero(~queue.is_pre_blank & ~is_expired)
     offsets, sizes = queue.commit_log_offset[rows], queue.size_bytes[rows]
-    facts = _facts(commit_log, offsets, sizes)
-    is_usual = (facts[STATUS] == FINE) & (facts[IS_MARKER] != MARKER_WITHOUT_KEY)
-    columns = (queue.first_queue_offset + rows, facts[OUT_MS], offsets, sizes)
-    is_marker = facts[IS_MARKER, is_usual] != MESSAGE
-    waiting = _rows(FLAG_DEFAULT | FLAG_DELETE * is_marker, *(each[is_usual] for each in columns))
-    others = np.flatnonzero(~is_usual)
+    queue_offsets = queue.first_queue_offset + rows
+    waiting, others = _usual_rows(commit_log, queue_offsets, offsets, sizes)
     placed = rows_of(later, offsets[others], sizes[others])
     if (placed >= 0).any():
         placed[offsets[others] >= recovered_end(root, commit_log)] = -1
@@ -157,16 +158,57 @@ def waiting_in_queue(
         record = record_at(commit_log, offset, size_bytes)
         if record is not None:
             placed[at] = -1
-            found.append((queue.first_queue_offset + int(rows[row]), offset, size_bytes, record))
+            found.append((int(queue_offsets[row]), offset, size_bytes, record))
         elif placed[at] < 0:
             astray_count += leads_astray(commit_log, offset, size_bytes, after_crash=after_crash)
     unread, told = others[placed >= 0], later[placed[placed >= 0]]
     unusual, blocking = to_be_placed(found)
-    columns = (columns[0][unread], slot_time_ms(told), offsets[unread], sizes[unread])
+    columns = (queue_offsets[unread], slot_time_ms(told), offsets[unread], sizes[unread])
     damaged = _rows(told["magic"].astype(np.int64), *columns)
     waiting = waiting.followed_by(unusual).followed_by(damaged)
     order = np.argsort(waiting.queue_offset, kind="stable")
     return Waiting(waiting.rows(order), blocking, astray_count, int(is_expired.sum()))
+
+
+def timed_in_log(
+    commit_log: SegmentReader, begin: int, tail: int
+) -> tuple[PendingTimers, Blocking, int]:
+    """The timed messages from the log offset ``tail`` on, as ``waiting_in_queue`` has those of the
+    queue; and where the log ends, which is read from ``begin`` on, where a record begins.
+    """
+    parts, walked = [np.empty((TIMED_ROWS, 0), np.int64)], np.zeros(WALKED, np.int64)
+
+    def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+        walk_window(address, length, base, room, walked)
+        whole_bytes, nothing = int(walked[1]), parts[0]
+        found = np.empty((TIMED_ROWS, find_timed(address, whole_bytes, base, nothing)), np.int64)
+        find_timed(address, whole_bytes, base, found)
+        parts.append(found)
+        return whole_bytes, int(walked[2])
+
+    end = LogWalk(commit_log).run(begin, visit)
+    timed = np.concatenate(parts, axis=1)
+    queue_offsets, offsets, sizes = timed[:, timed[OFFSET] >= tail]
+    usual, others = _usual_rows(commit_log, queue_offsets, offsets, sizes)
+    places = zip(*(each[others].tolist() for each in (queue_offsets, offsets, sizes)), strict=True)
+    records = ((*each, record_at(commit_log, *each[1:])) for each in places)
+    unusual, blocking = to_be_placed(each for each in records if each[-1] is not None)
+    return usual.followed_by(unusual), blocking, end
+
+
+def _usual_rows(
+    commit_log: SegmentReader,
+    queue_offsets: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> tuple[PendingTimers, NDArray[np.int64]]:
+    """The rows of the records that the kernel understands, and which of them are others."""
+    facts = _facts(commit_log, offsets, sizes)
+    is_usual = (facts[STATUS] == FINE) & (facts[IS_MARKER] != MARKER_WITHOUT_KEY)
+    columns = (queue_offsets, facts[OUT_MS], offsets, sizes)
+    is_marker = facts[IS_MARKER, is_usual] != MESSAGE
+    flags = FLAG_DEFAULT | FLAG_DELETE * is_marker
+    return _rows(flags, *(each[is_usual] for each in columns)), np.flatnonzero(~is_usual)
 
 
 def _rows(
