@@ -26,11 +26,18 @@ from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import PRECISIONS_MS
-from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
+from timer_wheel.reading.copies import (
+    CHANGING,
+    identity,
+    is_copy,
+    is_put_again,
+    is_roll,
+    records_from,
+)
 from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.reading.pending_timers import record_at
 from timer_wheel.reading.record_kernel import IS_MARKER, MESSAGE, is_any_to_be_read
-from timer_wheel.reading.timer_queue import to_be_placed, waiting_in_queue
+from timer_wheel.reading.timer_queue import timed_in_log, to_be_placed, waiting_in_queue
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import Target, marker_for
 from timer_wheel.timers.rows import read_facts
@@ -148,6 +155,37 @@ def test_entries_that_wait_are_read_as_the_scalar_code_reads_them(
         column.tolist() for column in attrs.astuple(wanted)
     ]
     assert (read.blocking, read.astray_count) == (stopping, 4)
+    store.close()
+
+
+topics = st.sampled_from(["orders", "rmq_sys_wheel_timer", "rmq_sys_wheel_timer2"])
+numbered = st.integers(0, 1 << 40)
+timed = st.builds(lambda text, **kind: message(text, **kind), texts, topic=topics,
+                  queue_offset=numbered)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(found=st.lists(timed, min_size=1, max_size=30), begin=st.integers(0, 29))
+def test_timed_messages_of_the_log_are_those_that_the_scalar_code_finds(
+    tmp_path_factory: pytest.TempPathFactory, found: list[StoredMessage], begin: int
+) -> None:
+    path = tmp_path_factory.mktemp("timed")
+    store, offsets, _ = store_of(path, found)
+    end, tail = store.log.end, offsets[begin % len(offsets)]
+    store.sync_log()
+    with SegmentReader(path / "commitlog") as log:
+        read, blocking, until = timed_in_log(log, 0, tail)
+        records = [
+            (each.queue_offset, each.commit_log_offset, size_bytes, each)
+            for each, size_bytes in records_from(log, tail)
+            if is_roll(each)
+        ]
+    wanted, stopping = to_be_placed(records)
+    rows = zip(*(column.tolist() for column in attrs.astuple(wanted)), strict=True)
+    assert sorted(zip(*(column.tolist() for column in attrs.astuple(read)), strict=True)) == sorted(
+        rows
+    )
+    assert (set(blocking), until) == (set(stopping), end)
     store.close()
 
 
