@@ -52,6 +52,7 @@ FAILED_ONCE_IN_MOVES: Final = {
     "a-wheel-tells-its-width-by-files-that-are-made-for-it": 7_007_067,
     "a-refused-takeover-has-noted-what-the-broker-delivered": 9_408_847,
     "a-listing-of-a-killed-wheel-counts-a-unit-that-the-power-tore": 10_017_407,
+    "a-listing-tells-too-early-a-time-of-what-the-log-alone-has": 12_000_087,
 }
 """The same of runs in which messages move."""
 
