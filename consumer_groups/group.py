@@ -431,7 +431,7 @@ class ConsumerGroup:
         topic = self._store.topic(key.topic)
         while first < end:
             middle = (first + end) // 2
-            found = topic.read(key.queue_id, middle, 1)
+            found = read_readable(topic, key, middle, 1, tell_log)
             if not found or found[0].queue_offset >= end:
                 end = middle
             elif found[0].store_timestamp_ms < time_ms:

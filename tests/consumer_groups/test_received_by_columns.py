@@ -17,7 +17,7 @@ import pytest
 from consumer_groups import Received, run_consumers
 from consumer_groups.offset_files import Run
 from consumer_groups.received import runs_of
-from message_store import AfterMs
+from message_store import AfterMs, AtMs
 from message_store.base.errors import FormatError
 from message_store.files.group_journal import QueueKey
 from message_store.files.line_journal import encode_line
@@ -322,3 +322,19 @@ def test_a_loop_decodes_no_more_than_its_handler_reads(bench: GroupBench) -> Non
     assert [vars(each).keys() & {"stored", "properties"} for each in seen] == [set()] * 3
     assert texts(seen) == list("abc")
     assert seen[0]._replace(topic="other").body == b"a"
+
+
+@pytest.mark.parametrize("damaged", range(6))
+def test_a_seek_to_a_time_passes_a_damaged_record(tmp_path: Path, damaged: int) -> None:
+    pair = Pair("levels", tmp_path)
+    times_ms = []
+    for body in "abcdef":
+        times_ms.append(pair.slow.clock.now_ms())
+        pair.both("deliver", body, unique_key=body)
+        pair.both("wait", 1_000)
+    pair.damage("orders", damaged)
+    for number, time_ms in enumerate(times_ms):
+        group = pair.slow.group(f"from{number}")
+        group.seek("orders", AtMs(time_ms))
+        wanted = [body for at, body in enumerate("abcdef") if at >= number and at != damaged]
+        assert texts(group.receive("orders")) == wanted
