@@ -327,7 +327,7 @@ def _already_delivered(
     delivered = new_array(len(entries), np.bool_)
     for block in row_blocks(len(entries)):
         is_named = copies.name(entries.commit_log_offset[block])
-        delivered[block] = is_named & ~entries.is_expired[block]
+        delivered[block] = is_named & entries.lead_to_records(block)
     delivered[rows] = has_copy
     return delivered, copies.bytes_scanned
 
@@ -359,7 +359,7 @@ def _delivered(
     names = Names.read(log, names_from, min(tail.start, log_end), known_end=tail.start)
     for rows in row_blocks(len(entries) if len(names) else 0):
         offsets = entries.commit_log_offset[rows]
-        delivered[rows] |= names.are_done(offsets, offsets) & ~entries.is_expired[rows]
+        delivered[rows] |= names.are_done(offsets, offsets) & entries.lead_to_records(rows)
     return delivered, bytes_scanned
 
 
@@ -375,7 +375,7 @@ def _are_done(
     is_done |= from_log & np.isin(offsets, tail.notes.replaced_behind(0))
     if start.was_killed:
         is_done |= np.isin(offsets, tail.notes.replaced_behind(known.indexed.log_offset))
-    return np.asarray(is_done & ~entries.is_expired)
+    return np.asarray(is_done & entries.lead_to_records(slice(None)))
 
 
 def _trusted_offsets(entries: Entries) -> Int64Array:

@@ -113,6 +113,12 @@ class Entries:
     def __len__(self) -> int:
         return len(self.commit_log_offset)
 
+    def lead_to_records(self, rows: slice) -> BoolArray:
+        """Which of these may lead to a record of the log. An entry that holds nothing does not,
+        though a record may lie at 0.
+        """
+        return np.asarray(~self.is_expired[rows] & (self.size_bytes[rows] > 0))
+
     def pick(self, which: BoolArray | Int64Array) -> "Entries":
         """The chosen ones; these themselves when all are."""
         if which.dtype == np.bool_ and which.all():

@@ -55,17 +55,27 @@ class Known:
         return cls(indexed, on_disk)
 
 
+_LEAST_BYTES = 8 << 20
+
+
 def start_of_tail(
-    log: SegmentReader, level_ends: dict[int, int], known: Known, *, damaged_levels: set[int]
+    log: SegmentReader, level_ends: dict[int, int], known: Known, *, doubted_levels: set[int]
 ) -> int:
     """Where records may begin that the level queues do not know.
 
     After a clean stop that is the end of what any queue knows, because all queues are filled in one
     go. After a crash any queue may lack what was not on the disk, and that of a level may not be
-    there at all. A damaged queue is believed up to the damage only.
+    there at all. A damaged queue is believed up to the damage only, and one that may have lost its
+    last files up to its end. Zeros in place of its last entries look as if nothing had been there:
+    so the log's last eight mebibytes are asked for every level that ends within them.
     """
-    damaged_ends = [level_ends[level] for level in damaged_levels]
-    return max(min([known.indexed.log_offset, known.on_disk, *damaged_ends]), log.min_offset)
+    indexed_end = known.indexed.log_offset
+    doubted_ends = [
+        end
+        for level, end in level_ends.items()
+        if level in doubted_levels or end >= indexed_end - _LEAST_BYTES
+    ]
+    return max(min([indexed_end, known.on_disk, *doubted_ends]), log.min_offset)
 
 
 def not_in_their_queue(notes: LogNotes, level_ends: dict[int, int]) -> LogNotes:
@@ -102,8 +112,8 @@ def read_tail(
     """
     log.grow()  # the queues were read since it was opened
     indexed, level_ends = known.indexed, indexed_ends(queues, log)
-    damaged_queues = {queue.level for queue in queues if queue.is_damaged}
-    start = start_of_tail(log, level_ends, known, damaged_levels=damaged_queues)
+    doubted = {queue.level for queue in queues if queue.is_damaged or queue.ends_with_file}
+    start = start_of_tail(log, level_ends, known, doubted_levels=doubted)
     damaged: frozenset[int] = frozenset()
     if whole_log:
         start = log.min_offset

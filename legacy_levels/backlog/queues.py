@@ -40,7 +40,8 @@ class LevelQueue:
     ``entries`` are those not yet delivered by that, ``due_ms`` when each is due as the queue says
     it (``due_is_unknown`` where an extension address leads nowhere). ``history`` are entries before
     them. ``neutral_ends`` are, of units that a hole in the queue hides behind its end, the places
-    in the log where the records of cancelled or delivered messages end.
+    in the log where the records of cancelled or delivered messages end. ``ends_with_file``: its
+    last entry is the last one of a file, and the next file may be lost.
     """
 
     level: int
@@ -52,6 +53,7 @@ class LevelQueue:
     due_ms: Int64Array
     due_is_unknown: BoolArray
     neutral_ends: Int64Array = attrs.field(factory=lambda: np.empty(0, np.int64))
+    ends_with_file: bool = False
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -176,7 +178,15 @@ def open_level_queue(
         due_ms=due_ms,
         due_is_unknown=due_is_unknown,
         neutral_ends=_neutral_ends_behind(directory, read, queue_file_bytes),
+        ends_with_file=_ends_with_file(directory, read, queue_file_bytes),
     )
+
+
+def _ends_with_file(directory: Path, queue: QueueEntries, queue_file_bytes: int | None) -> bool:
+    if not queue.queue_max:
+        return False
+    with SegmentReader(directory, queue_file_bytes) as files:
+        return queue.queue_max * QUEUE_UNIT.size % files.file_bytes == 0
 
 
 def _neutral_ends_behind(

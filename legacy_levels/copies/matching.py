@@ -99,11 +99,12 @@ def find_copied(
 ) -> BoolArray:
     """Which of these records, in log order, the copies are of.
 
-    A copy that names a record is of that one, whatever it looks like and whenever it was stored. A
-    copy without a name counts for one that is equal in what survives delivery, and whose
+    A copy that names a record is of that one, whatever it looks like and whenever it was stored. An
+    entry that holds nothing leads to no record, also where one lies at 0. A copy without a name
+    counts for one that is equal in what survives delivery, and whose
     ``earliest`` is not above its own ``copied``: times, or places.
     """
-    is_copied = copies.name(offsets)
+    is_copied = copies.name(offsets) & (size_bytes > 0)
     is_unnamed = copies.names_none
     if is_unnamed.any():
         rows = np.flatnonzero(~is_copied)

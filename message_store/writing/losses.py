@@ -41,11 +41,13 @@ LOG_FILE_NAME = "log-file-bytes.json"
 
 @attrs.frozen
 class StoreEnds:
-    """Where the log ended; the next and the first queue offset of each queue, by topic and id."""
+    """Where the log ended; the next and the first queue offset of each queue, by topic and id.
+    ``begins`` is None where the note does not say: it is gone, or of an earlier version.
+    """
 
     log_end: int
     queues: Mapping[tuple[str, int], int]
-    begins: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
+    begins: Mapping[tuple[str, int], int] | None = None
 
     @classmethod
     def of(cls, log_end: int, queues: QueueSet) -> Self:
@@ -66,10 +68,12 @@ class StoreEnds:
         try:
             facts: Any = json.loads(read_small_file(root.own / ENDS_NAME) or b"")
             ends, begins = (
-                {(str(topic), int(queue_id)): int(at) for topic, queue_id, at in rows}
-                for rows in (facts["queues"], facts.get("begins", []))
+                None
+                if rows is None
+                else {(str(name), int(number)): int(at) for name, number, at in rows}
+                for rows in (facts["queues"], facts.get("begins"))
             )
-            return cls(max(int(facts["log_end"]), log_end or 0), ends, begins)
+            return cls(max(int(facts["log_end"]), log_end or 0), ends or {}, begins)
         except (ValueError, KeyError, TypeError, OverflowError):
             return None if log_end is None else cls(log_end, {})
 
@@ -87,7 +91,7 @@ class StoreEnds:
         """Write them down, durably. Raises TargetError."""
         ends, begins = (
             [[topic, queue_id, at] for (topic, queue_id), at in rows.items()]
-            for rows in (self.queues, self.begins)
+            for rows in (self.queues, self.begins or {})
         )
         text = json.dumps({"log_end": self.log_end, "queues": ends, "begins": begins})
         replace_file(root.own / ENDS_NAME, text.encode())
@@ -109,9 +113,9 @@ def refuse_lost_beginnings(
 
     Retention too removes first files, and then has removed their records before.
     """
-    noted, unnoted = noted_begins(root)
+    ends = StoreEnds.read(root)
     for queue in queues:
-        begin = noted.get((queue.topic, queue.queue_id), unnoted)
+        begin = noted_begin(ends, queue.topic, queue.queue_id)
         if begin is None or queue.topic == LEVEL_TOPIC:  # which has a mark of its own
             continue
         if not queue.segments.starts or queue.first_offset <= begin:
@@ -125,14 +129,13 @@ def refuse_lost_beginnings(
             raise SourceError(f"{told}; nothing was changed")
 
 
-def noted_begins(root: StoreRoot) -> tuple[Mapping[tuple[str, int], int], int | None]:
-    """The first queue offset that each queue had when that was last written down, by topic and id,
-    and the one of a queue that is not among them: it was made since, and began at 0. None in a
-    store that we never opened.
+def noted_begin(ends: StoreEnds | None, topic: str, queue_id: int) -> int | None:
+    """The first queue offset of a queue when that was last noted; None where no note says. Each
+    store has a note from its first opening on. A queue that is not in it was made since, and began
+    at 0.
     """
-    ends = StoreEnds.read(root)
-    began = None if noted_log_file_bytes(root) is None else 0
-    return {} if ends is None else ends.begins, began
+    begins = None if ends is None else ends.begins
+    return None if begins is None else begins.get((topic, queue_id), 0)
 
 
 def told_as_beheaded(directory: Path, begins: int, began: int) -> str:

@@ -151,6 +151,8 @@ class LiveStore:
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         note_log_file_bytes(self.root, self.log.file_bytes)
         ends = StoreEnds.read(self.root)
+        if ends is None or ends.begins is None:  # the first opening, or the note is gone
+            self._queues_noted = -1
         lacked = {} if ends is None else ends.lacking(self.queues)
         recovery = recover(self.log, self.queues, self.levels, extent, lacked, self.root, lowers)
         losses = StoreLosses.after_recovery(ends, lacked, self.queues)
@@ -312,9 +314,7 @@ class LiveStore:
         self.sync_queues()
 
     def _note_ends(self) -> None:
-        """Note which queues there are when there are more than noted, so that a queue that is lost
-        after a kill is missed. What is noted was synced before.
-        """
+        """Note which queues there are, which are synced, so that one that is lost is missed."""
         with self.lock:
             note, self._ends_to_note = self._ends_to_note, None
         if note is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from message_store.files.store_root import StoreRoot
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
-from tests.faults.damage import copy_store
+from tests.faults.damage import copy_store, flip
 from tests.faults.engines import OPEN, abandon
 from tests.faults.test_whole_files_lost import destroy
 from timer_wheel.format.checkpoint import read_last_flush
@@ -235,3 +236,68 @@ def test_slots_of_a_killed_wheel_are_as_wide_as_its_checkpoint_says(tmp_path: Pa
     abandon(store)
     due_ms = [each.due_ms for each in pending_messages(tmp_path, now_ms=clock.now_ms())]  # type: ignore[union-attr]
     assert due_ms == [START_MS + after_ms for after_ms in (5_100, 5_300, 5_900, 30_100)]
+
+
+def body(path: Path, at: int) -> None:
+    flip(path, at + 4 * 22 + 3, 0)
+
+
+def head(path: Path, at: int) -> None:
+    flip(path, at + 6, 0)
+
+
+def hole(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(200))
+
+
+@pytest.mark.parametrize("engine", WHEELS)
+@pytest.mark.parametrize("harm", [body, head, hole], ids=["body", "head", "hole"])
+def test_damage_in_what_was_synced_hides_no_later_delivery(
+    engine: str, harm: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    """An opening steps over it, and so do listings: three messages were delivered behind it."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN[engine](path, clock)
+    places = []
+    for number in range(10):
+        message = Message("orders", b"body%d" % number * 9, unique_key=f"K{number}")
+        due = AfterMs(2_000 + 1_000 * number)
+        places.append(store.schedule(message, due).commit_log_offset)
+    for number in range(8):
+        clock.tick(1_000 if number else 3_000)
+        store.advance(clock.now_ms())
+        if number == 5:
+            store.flush()
+    abandon(store)
+    harm(next((path / "commitlog").iterdir()), places[2])
+    copy_store(path, tmp_path / "copy")
+    listed = [
+        f"bad at {each.commit_log_offset}" if isinstance(each, BadRecord) else each.unique_key
+        for each in pending_messages(path, now_ms=clock.now_ms())
+    ]
+    with OPEN[engine](tmp_path / "copy", clock) as opened:
+        assert listed == [each.unique_key for each in opened.pending()] == ["K9"]
+
+
+@pytest.mark.parametrize("engine", [*WHEELS, "levels", "time-index"])
+@pytest.mark.parametrize("is_note_gone", [False, True])
+def test_a_broker_s_queue_that_begins_late_is_no_lost_one(
+    engine: str, is_note_gone: bool, tmp_path: Path
+) -> None:
+    """Its store was opened once, and killed. Without notes nobody knows where a queue began."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    with OPEN[engine](path, clock) as store:
+        for _ in range(60):
+            store.schedule(Message("orders", b"x"), AfterMs(1_000))
+        clock.tick(5_000)
+        store.advance(clock.now_ms())
+    shutil.rmtree(path / "delaywheel", ignore_errors=engine == "wheel")
+    min((path / "consumequeue/orders/0").iterdir()).unlink()
+    for _ in range(3):
+        store = OPEN[engine](path, clock)
+        assert store.topic("orders").ranges()[0] == (50, 60)
+        abandon(store)
+        if is_note_gone:
+            (path / "delaywheel/queue-ends.json").unlink()

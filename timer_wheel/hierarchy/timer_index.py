@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import DelayStoreError, FormatError, TargetError
+from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.interface.delay_store import Finding
@@ -127,6 +128,9 @@ class TimerIndex:
     def _place_queued(self, known: TakenOver | None, names: Names | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
+            # Our retention places first, and takes entries only with their records.
+            if first > self.placed_end and self.store.log.min_offset <= self._written_log_end:
+                self.losses.append(_gone(self.placed_end, first))
             units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))
             queue_offsets = first + np.arange(len(units), dtype=np.int64)
             offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
@@ -298,3 +302,13 @@ class TimerIndex:
         batch = self.prepare(tidies=tidies)
         self.store.sync_or_break(lambda: self.write(batch, durably=durably))
         self.written(batch)
+
+
+def _gone(first: int, end: int) -> Finding:
+    return found_error(
+        f"timer queue {first}",
+        f"{counted(end - first, 'entry is gone that was', 'entries are gone that were')}"
+        " never looked at",
+        "nobody finds the messages that they led to",
+        "find out what was removed; the log may still have the messages",
+    )

@@ -38,7 +38,7 @@ from message_store.reading.commit_log import (
     read_store_times,
 )
 from message_store.reading.consume_queue import QueueEntries, read_queue
-from message_store.reading.recovered_end import recovered_end
+from message_store.reading.recovered_end import on_disk_until, recovered_end
 from message_store.redelivery.lineage import NO_NAMES, Names, first_offset, first_offsets
 from timer_wheel.format.checkpoint import LastFlush, TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
@@ -49,8 +49,10 @@ from timer_wheel.reading.delete_markers import Cancelled
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, pending_records
 from timer_wheel.reading.timeline import Timeline, read_timeline
 from timer_wheel.reading.timer_queue import (
+    Timed,
+    names_and_timed,
     resume_queue_offset,
-    timed_in_log,
+    timed_messages,
     to_be_placed,
     waiting_in_queue,
 )
@@ -69,9 +71,9 @@ _NOTHING_NOTED = TimerCheckpoint(master_queue_offset=LONG_MAX)
 class LogSince:
     """What the newest part of the log holds.
 
-    ``newest_ms`` is when the last record was stored. ``not_in_queue`` are timed messages that their
-    queue does not know, ``blocking`` those of them that will stop a broker. Recovery ends the log
-    at ``log_end``.
+    ``newest_ms`` is when the last copy was stored, or a later record. ``not_in_queue`` are timed
+    messages that their queue does not know, ``blocking`` those of them that will stop a broker.
+    Recovery ends the log at ``log_end``.
     """
 
     copies: Copies
@@ -102,13 +104,9 @@ def read_log_since(
     first = min(start, tail)
     begin = max(min(names_from, first), commit_log.min_offset)
     if names_tell_all:
-        not_in_queue, blocking, end = timed_in_log(commit_log, first, tail)
-        names = Names.read(commit_log, begin, end, known_end=end)
-        log_end = recovered_end(root, commit_log)
-        told = Copies((), names.before(log_end))
-        return LogSince(told, NO_TIME, not_in_queue, blocking, log_end)
+        return _by_names(root, commit_log, begin, tail)
     copies, found, newest_ms = [], [], NO_TIME
-    names = Names.read(commit_log, begin, first, known_end=first) if begin < first else NO_NAMES
+    names = NO_NAMES if names_from == LONG_MAX else _names_from_on(root, commit_log, begin)[0]
     for message, size_bytes in records_from(commit_log, first):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
@@ -120,6 +118,21 @@ def read_log_since(
     counted = (each for each in copies if _counts(each, log_end))
     told = Copies(counted, names.before(log_end))
     return LogSince(told, newest_ms, *to_be_placed(found), log_end)
+
+
+def _by_names(root: StoreRoot, commit_log: SegmentReader, begin: int, tail: int) -> LogSince:
+    """The same where names tell all."""
+    names, timed = _names_from_on(root, commit_log, begin)
+    log_end = recovered_end(root, commit_log)
+    told = Copies((), names.before(log_end))
+    not_in_queue = timed_messages(commit_log, timed[:, timed[1] >= tail])
+    return LogSince(told, names.newest_ms, *not_in_queue, log_end)
+
+
+def _names_from_on(root: StoreRoot, commit_log: SegmentReader, begin: int) -> tuple[Names, Timed]:
+    """``names_and_timed`` to the end; damage is stepped over where recovery does that too."""
+    known_end = on_disk_until(root, commit_log)
+    return names_and_timed(commit_log, begin, known_end=0 if known_end == LONG_MAX else known_end)
 
 
 def _counts(copy: StoredMessage, log_end: int) -> bool:

@@ -70,8 +70,8 @@ damaged offset; and a record with the body of a delete marker, and its tags or f
 FINE, MISSING, UNUSUAL = range(3)
 """A record of the usual shape; none of this size at this place; one for the scalar code."""
 
-QUEUE_OFFSET, OFFSET, SIZE = range(3)
 TIMED_ROWS = 3
+"""What ``find_timed`` tells of a record: its queue offset, its log offset, its size."""
 
 _TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
 _OUT = np.frombuffer(names.TIMER_OUT_MS.encode(), np.uint8)
@@ -197,8 +197,7 @@ def find_timed(buffer: int, length: int, base: int, timed: Any) -> int:
     """Find the records of the timer topic among the bytes of a log file from ``base`` on, where a
     record begins; returns how many there are.
 
-    ``timed`` gets as many as it has room for, in the rows QUEUE_OFFSET, OFFSET, SIZE. Damage is
-    stepped over.
+    ``timed``, of ``TIMED_ROWS``, gets as many as it has room for. Damage is stepped over.
     """
     parts = np.empty(PARTS, np.int64)
     count, place = 0, next_head(buffer, length, base, 0)
@@ -209,9 +208,9 @@ def find_timed(buffer: int, length: int, base: int, timed: Any) -> int:
             topic = record + parts[TOPIC_AT]
             if is_text(topic, parts[TOPIC_BYTES], _TIMER_TOPIC):
                 if count < timed.shape[1]:
-                    timed[QUEUE_OFFSET, count] = load_i64(record + AT_QUEUE_OFFSET)
-                    timed[OFFSET, count] = base + place
-                    timed[SIZE, count] = size
+                    timed[0, count] = load_i64(record + AT_QUEUE_OFFSET)
+                    timed[1, count] = base + place
+                    timed[2, count] = size
                 count += 1
         place = next_head(buffer, length, base, place + size)
     return count

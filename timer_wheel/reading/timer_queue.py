@@ -16,7 +16,7 @@ from message_store.base.errors import BadFieldError, SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
-from message_store.format.java_numbers import parse_long
+from message_store.format.java_numbers import LONG_MAX, parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS, TIMER_TOPIC
 from message_store.kernels.log import WALKED, walk_window
@@ -25,7 +25,8 @@ from message_store.reading.commit_log import LogWalk
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from message_store.reading.record_reader import NOT_THERE, read_chunks
 from message_store.reading.recovered_end import recovered_end
-from message_store.writing.losses import noted_begins, told_as_beheaded
+from message_store.redelivery.lineage import NAME_ROWS, Names
+from message_store.writing.losses import StoreEnds, noted_begin, told_as_beheaded
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_log import (
@@ -36,7 +37,6 @@ from timer_wheel.format.timer_log import (
     slot_time_ms,
 )
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
-from timer_wheel.reading.copies import records_from
 from timer_wheel.reading.kept_units import NO_UNITS, Units, rows_of
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, leads_astray, record_at
 from timer_wheel.reading.record_kernel import (
@@ -45,13 +45,15 @@ from timer_wheel.reading.record_kernel import (
     IS_MARKER,
     MARKER_WITHOUT_KEY,
     MESSAGE,
-    OFFSET,
     OUT_MS,
     STATUS,
     TIMED_ROWS,
     find_timed,
     read_timer_records,
 )
+
+Timed = NDArray[np.int64]
+"""Records of the timer topic: their queue offsets, log offsets and sizes, a column each."""
 
 SEARCHED_ENTRIES = 20_000
 """How far down the queue a broker looks for the entry of the last unit's record."""
@@ -103,16 +105,13 @@ def refuse_lost_beginning(root: StoreRoot, commit_log: SegmentReader) -> None:
     though the log has their records (``losses.refuse_lost_beginnings``).
     """
     queue = read_queue(root.timer_queue())
-    begins, unnoted = noted_begins(root)
-    noted = begins.get((TIMER_TOPIC, 0), unnoted)
+    noted = noted_begin(StoreEnds.read(root), TIMER_TOPIC, 0)
     if noted is None or not len(queue) or queue.queue_min <= noted:
         return
     first = int(queue.commit_log_offset[0])
-    for record, _ in records_from(commit_log, commit_log.min_offset):
-        if record.commit_log_offset >= first:
-            return
-        if record.topic == TIMER_TOPIC:
-            raise SourceError(told_as_beheaded(root.timer_queue(), queue.queue_min, noted))
+    _, timed = names_and_timed(commit_log, commit_log.min_offset, stop=first, known_end=first)
+    if timed.size:
+        raise SourceError(told_as_beheaded(root.timer_queue(), queue.queue_min, noted))
 
 
 @attrs.frozen(eq=False)
@@ -170,30 +169,38 @@ def waiting_in_queue(
     return Waiting(waiting.rows(order), blocking, astray_count, int(is_expired.sum()))
 
 
-def timed_in_log(
-    commit_log: SegmentReader, begin: int, tail: int
-) -> tuple[PendingTimers, Blocking, int]:
-    """The timed messages from the log offset ``tail`` on, as ``waiting_in_queue`` has those of the
-    queue; and where the log ends, which is read from ``begin`` on, where a record begins.
+def names_and_timed(
+    commit_log: SegmentReader, begin: int, *, stop: int = LONG_MAX, known_end: int = 0
+) -> tuple[Names, Timed]:
+    """What the log says from one place to another: the names, and the records of the timer topic.
+    Records begin at both. Damage below ``known_end`` is stepped over. One walk: what a writer adds
+    meanwhile is in neither or in both.
     """
-    parts, walked = [np.empty((TIMED_ROWS, 0), np.int64)], np.zeros(WALKED, np.int64)
+    walked = np.zeros(WALKED, np.int64)
+    names, timed = [np.empty((NAME_ROWS, 0), np.int64)], [np.empty((TIMED_ROWS, 0), np.int64)]
 
     def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
         walk_window(address, length, base, room, walked)
-        whole_bytes, nothing = int(walked[1]), parts[0]
-        found = np.empty((TIMED_ROWS, find_timed(address, whole_bytes, base, nothing)), np.int64)
-        find_timed(address, whole_bytes, base, found)
-        parts.append(found)
-        return whole_bytes, int(walked[2])
+        whole = address, int(walked[1]), base
+        names.append(Names.table_of(*whole))
+        found = np.empty((TIMED_ROWS, find_timed(*whole, timed[0])), np.int64)
+        find_timed(*whole, found)
+        timed.append(found)
+        return int(walked[1]), int(walked[2])
 
-    end = LogWalk(commit_log).run(begin, visit)
-    timed = np.concatenate(parts, axis=1)
-    queue_offsets, offsets, sizes = timed[:, timed[OFFSET] >= tail]
-    usual, others = _usual_rows(commit_log, queue_offsets, offsets, sizes)
-    places = zip(*(each[others].tolist() for each in (queue_offsets, offsets, sizes)), strict=True)
+    LogWalk(commit_log, known_end=known_end).run(begin, visit, stop_at=stop)
+    return Names(*np.concatenate(names, axis=1)), np.concatenate(timed, axis=1)
+
+
+def timed_messages(commit_log: SegmentReader, timed: Timed) -> tuple[PendingTimers, Blocking]:
+    """Records that ``names_and_timed`` found, as ``waiting_in_queue`` has those of the queue."""
+    queue_offsets, offsets, sizes = timed
+    waiting, unusual = _usual_rows(commit_log, queue_offsets, offsets, sizes)
+    places = timed[:, unusual].T.tolist()
     records = ((*each, record_at(commit_log, *each[1:])) for each in places)
-    unusual, blocking = to_be_placed(each for each in records if each[-1] is not None)
-    return usual.followed_by(unusual), blocking, end
+    others, blocking = to_be_placed(each for each in records if each[-1] is not None)
+    waiting = waiting.followed_by(others)
+    return waiting.rows(np.argsort(waiting.commit_log_offset, kind="stable")), blocking
 
 
 def _usual_rows(
@@ -202,7 +209,7 @@ def _usual_rows(
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> tuple[PendingTimers, NDArray[np.int64]]:
-    """The rows of the records that the kernel understands, and which of them are others."""
+    """The rows of the records that the kernel understands, and where those are that it does not."""
     facts = _facts(commit_log, offsets, sizes)
     is_usual = (facts[STATUS] == FINE) & (facts[IS_MARKER] != MARKER_WITHOUT_KEY)
     columns = (queue_offsets, facts[OUT_MS], offsets, sizes)

@@ -20,6 +20,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue
+from message_store.writing.queue_set import ENDS_NAME
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Name, Write, loose, recording
@@ -408,6 +409,21 @@ def test_check_notices_an_index_that_says_otherwise_than_the_queue(
         problems = [each.problem for each in store.check() if each.severity is Severity.ERROR]
         assert "a message that stands in the index twice" in problems
         assert "a message that the timer queue does not have at its place" in problems
+
+
+def test_check_notices_entries_that_went_before_they_were_looked_at(
+    folder: Path, clock: ManualClock
+) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 120)
+    store.abandon()
+    (folder / "delaywheel" / ENDS_NAME).unlink()  # which would tell, and the store be refused
+    first = min((folder / "consumequeue" / TIMER_TOPIC / "0").iterdir())
+    first.unlink()
+    with opened(folder, clock) as store:
+        assert "50 entries are gone that were never looked at" in {
+            each.problem for each in store.check()
+        }
 
 
 # --- a disk that refuses --------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A level's queue that lost entries, of a store without notes of ours: what waits is found in the
+log, or told, and never counted as delivered.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from message_store import AfterMs, ManualClock, Message
+from tests.faults.engines import open_levels
+
+START_MS = 1_793_000_000_000
+WAITING = 321
+QUEUE = "consumequeue/SCHEDULE_TOPIC_XXXX/17"
+ENTRY_BYTES = 20
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def backlog_of(path: Path, harm: Callable[[Path], None]) -> LevelBacklog:
+    """What waits in a store whose first record, at 0, was delivered, after this was done to its
+    longest level's queue.
+    """
+    clock = ManualClock(START_MS)
+    with open_levels(path, clock) as store:
+        store.schedule(Message("orders", b"first"), AfterMs(60_000))
+        for number in range(WAITING):
+            store.schedule(Message("orders", b"%d" % number), AfterMs(7_200_000))
+        clock.tick(61_500)
+        assert len(store.advance(clock.now_ms())) == 1
+    shutil.rmtree(path / "delaywheel")
+    harm(path / QUEUE)
+    return read_backlog(path)
+
+
+def last_of(queue: Path) -> Path:
+    return max(queue.iterdir())
+
+
+@pytest.mark.parametrize("first", [60, 70])
+def test_entries_that_hold_nothing_were_not_delivered(tmp_path: Path, first: int) -> None:
+    """They look as if they led to the record at 0, which was."""
+
+    def harm(queue: Path) -> None:
+        middle = sorted(queue.iterdir())[1]
+        overwrite(middle, (first - 50) * ENTRY_BYTES, bytes(5 * ENTRY_BYTES))
+
+    backlog = backlog_of(tmp_path / "store", harm)
+    assert (backlog.total("already_delivered"), backlog.total("pending")) == (0, WAITING)
+
+
+def lose_two_files(queue: Path) -> None:
+    for each in sorted(queue.iterdir())[-2:]:
+        each.unlink()
+
+
+LOST: dict[str, Callable[[Path], None]] = {
+    "the last file": lambda queue: last_of(queue).unlink(),
+    "two files": lose_two_files,
+    "the last entries": lambda queue: overwrite(
+        last_of(queue), 10 * ENTRY_BYTES, bytes(11 * ENTRY_BYTES)
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_what_a_queue_lost_at_its_end_comes_from_the_log(tmp_path: Path, lost: str) -> None:
+    backlog = backlog_of(tmp_path / "store", LOST[lost])
+    assert backlog.total("pending") == WAITING
+    assert backlog.total("not_in_queue") == {"the last file": 21, "two files": 71}.get(lost, 11)
