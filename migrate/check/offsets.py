@@ -179,6 +179,8 @@ def _of_queue(snapshot: StoreSnapshot, queue: LevelQueue) -> Iterator[Finding]:
     elif stored is not None and stored < queue.queue_min:
         problem = f"offset {stored:,}, where the queue begins at {queue.queue_min:,}"
         yield (OFFSETS_NEGATIVE if stored < 0 else OFFSETS_BELOW).at(name, problem)
+    elif stored is None and queue.queue_min:
+        yield OFFSETS_BELOW.at(name, f"no offset, and the queue begins at {queue.queue_min:,}")
     seen = queue.history
     is_passed = is_message(seen.units) & (seen.tags_code > _as_of_ms(snapshot))
     passed = seen.units[is_passed]

@@ -228,7 +228,12 @@ class _Inspection:
                 f"{self.store.level_queue(level)}: entries in the middle of the queue hold nothing"
             )
         last = LONG_MAX if self.store.lacks_newest_entries else queue.queue_max
-        if stored is not None and not queue.queue_min <= stored <= last:
+        if stored is None and queue.queue_min:
+            self.problems.append(
+                f"level {level}: no offset is known, and its queue begins at {queue.queue_min}; a"
+                " broker goes on there"
+            )
+        elif stored is not None and not queue.queue_min <= stored <= last:
             self.problems.append(
                 f"level {level}: offset {stored} lies outside its queue ({queue.queue_min} to"
                 f" {queue.queue_max}); a broker goes on at {queue.from_queue_offset}"

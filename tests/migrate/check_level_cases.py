@@ -154,6 +154,11 @@ OFFSETS = [
         make=then(many(offsets={18: 2}), lambda root: (root / queue_file(18, 0)).unlink()),
     ),
     Case(
+        code="offset-below-queue",
+        says="no offset, and the queue begins at 10",
+        make=then(many(offsets={5: 0}), lambda root: (root / queue_file(18, 0)).unlink()),
+    ),
+    Case(
         code="offset-negative",
         make=store(offsets={5: -3}),
         says="offset -3, where the queue begins at 0",

@@ -237,6 +237,17 @@ def test_offsets_outside_the_queue_are_named(tmp_path: Path) -> None:
     assert any("level 3: offset 77 lies outside" in problem for problem in found.problems)
 
 
+def test_a_queue_that_begins_late_and_has_no_offset_is_named(tmp_path: Path) -> None:
+    items = [LevelMessage(level=18) for _ in range(60)]
+    root = tmp_path / "store"
+    build_level_store(root, items, offsets={5: 0}, queue_file_bytes=200)
+    min((root / "consumequeue/SCHEDULE_TOPIC_XXXX/17").iterdir()).unlink()
+    [problem] = [each for each in look(root).problems if "begins at" in each]
+    assert problem.endswith(
+        "no offset is known, and its queue begins at 10; a broker goes on there"
+    )
+
+
 def test_levels_that_the_offsets_should_name_or_that_nobody_has_are_said_in_one_line(
     tmp_path: Path,
 ) -> None:
