@@ -59,31 +59,44 @@ _LEAST_BYTES = 8 << 20
 
 
 def start_of_tail(
-    log: SegmentReader, level_ends: dict[int, int], known: Known, *, doubted_levels: set[int]
+    log: SegmentReader, level_ends: dict[int, int], known: Known, *, damaged_levels: set[int]
 ) -> int:
     """Where records may begin that the level queues do not know.
 
     After a clean stop that is the end of what any queue knows, because all queues are filled in one
     go. After a crash any queue may lack what was not on the disk, and that of a level may not be
-    there at all. A damaged queue is believed up to the damage only, and one that may have lost its
-    last files up to its end. Zeros in place of its last entries look as if nothing had been there:
-    so the log's last eight mebibytes are asked for every level that ends within them.
+    there at all. A damaged queue is believed up to the damage only.
     """
-    indexed_end = known.indexed.log_offset
-    doubted_ends = [
-        end
-        for level, end in level_ends.items()
-        if level in doubted_levels or end >= indexed_end - _LEAST_BYTES
-    ]
-    return max(min([indexed_end, known.on_disk, *doubted_ends]), log.min_offset)
+    damaged_ends = [level_ends[level] for level in damaged_levels]
+    return max(min([known.indexed.log_offset, known.on_disk, *damaged_ends]), log.min_offset)
 
 
-def not_in_their_queue(notes: LogNotes, level_ends: dict[int, int]) -> LogNotes:
-    """The level records that lie behind what their own level's queue covers."""
+def start_of_doubt(
+    start: int, level_ends: dict[int, int], queues: tuple[LevelQueue, ...], known: Known
+) -> int:
+    """Where records may begin that a queue knew and has lost: its last file, after one that is
+    full, or its last entries. Zeros in place of those look as if nothing had been there. So the
+    log's last 8 MiB are asked for every level that ends there.
+    """
+    recent = known.indexed.log_offset - _LEAST_BYTES
+    full = {queue.level for queue in queues if queue.ends_with_file}
+    return min(
+        [start, *(at for level, at in level_ends.items() if at and (at >= recent or level in full))]
+    )
+
+
+def not_in_their_queue(
+    notes: LogNotes, level_ends: dict[int, int], others_from: int = 0
+) -> LogNotes:
+    """The level records that lie behind what their own level's queue covers; those of levels
+    without entries from a place on.
+    """
     records = notes.level_records
-    is_missing = records.queue_id >= 0
-    for level, end in level_ends.items():
-        is_missing &= (records.queue_id != level - 1) | (records.commit_log_offset >= end)
+    covered = {level: end for level, end in level_ends.items() if end}
+    is_missing = (records.queue_id >= 0) & (records.commit_log_offset >= others_from)
+    for level, end in covered.items():
+        is_of_it = records.queue_id == level - 1
+        is_missing = np.where(is_of_it, records.commit_log_offset >= end, is_missing)
     return attrs.evolve(records, rows=records.rows[is_missing])
 
 
@@ -112,11 +125,12 @@ def read_tail(
     """
     log.grow()  # the queues were read since it was opened
     indexed, level_ends = known.indexed, indexed_ends(queues, log)
-    doubted = {queue.level for queue in queues if queue.is_damaged or queue.ends_with_file}
-    start = start_of_tail(log, level_ends, known, doubted_levels=doubted)
+    damaged_queues = {queue.level for queue in queues if queue.is_damaged}
+    others_from = start_of_tail(log, level_ends, known, damaged_levels=damaged_queues)
+    start = start_of_doubt(others_from, level_ends, queues, known)
     damaged: frozenset[int] = frozenset()
     if whole_log:
-        start = log.min_offset
+        start = others_from = log.min_offset
         expected = ExpectedUnits.of({queue.level - 1: _units_of(queue) for queue in queues})
         notes = take_notes(log, start, known_end=indexed.log_offset, expected=expected)
         damaged = frozenset(each.level for each in queues if not _is_whole(each, notes))
@@ -125,7 +139,7 @@ def read_tail(
     return LogTail(
         start=start,
         notes=notes,
-        missing=not_in_their_queue(notes, level_ends),
+        missing=not_in_their_queue(notes, level_ends, others_from),
         newest_ms=max(notes.newest_store_ms, indexed.store_timestamp_ms),
         damaged_levels=damaged,
     )

@@ -42,7 +42,7 @@ LOG_FILE_NAME = "log-file-bytes.json"
 @attrs.frozen
 class StoreEnds:
     """Where the log ended; the next and the first queue offset of each queue, by topic and id.
-    ``begins`` is None where the note does not say: it is gone, or of an earlier version.
+    ``begins`` is None where no note has them.
     """
 
     log_end: int

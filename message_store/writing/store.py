@@ -151,7 +151,7 @@ class LiveStore:
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         note_log_file_bytes(self.root, self.log.file_bytes)
         ends = StoreEnds.read(self.root)
-        if ends is None or ends.begins is None:  # the first opening, or the note is gone
+        if lowers is not None and (ends is None or ends.begins is None):  # a change leaves no note
             self._queues_noted = -1
         lacked = {} if ends is None else ends.lacking(self.queues)
         recovery = recover(self.log, self.queues, self.levels, extent, lacked, self.root, lowers)

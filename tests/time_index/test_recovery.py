@@ -19,7 +19,7 @@ from message_store import (
     Message,
     MessageBatch,
 )
-from message_store.base.errors import DelayLimitError, TargetError
+from message_store.base.errors import DelayLimitError, SourceError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.interface.delay_store import Severity
@@ -200,15 +200,22 @@ def test_a_receipt_takes_its_own_message_alone(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_lost_its_beginning_costs_nothing(tmp_path: Path) -> None:
+    """It is refused, and rebuilt once it is removed. Without the note the log has all."""
     clock = ManualClock(START_MS)
-    store = open_time_index(tmp_path, clock)
+    store = open_time_index(tmp_path / "store", clock)
     names = [name for letter in "ABCD" for name in fill(store, letter)]
     abandon(store)
-    queue = tmp_path / "consumequeue" / "rmq_sys_time_index" / "0"
+    queue = tmp_path / "store/consumequeue/rmq_sys_time_index/0"
     assert len(list(queue.iterdir())) > 1
     min(queue.iterdir()).unlink()
-    with open_time_index(tmp_path, clock) as store:
-        assert Counter(come(store, START_MS + 40 * HOUR_MS)) == Counter(names)
+    with pytest.raises(SourceError, match="remove this directory to have the queue rebuilt"):
+        open_time_index(tmp_path / "store", clock)
+    shutil.copytree(tmp_path / "store", tmp_path / "other")
+    shutil.rmtree(queue)
+    (tmp_path / "other/delaywheel/queue-ends.json").unlink()
+    for name in ("store", "other"):
+        with open_time_index(tmp_path / name, clock) as store:
+            assert Counter(come(store, START_MS + 40 * HOUR_MS)) == Counter(names)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

@@ -49,6 +49,7 @@ from timer_wheel.reading.delete_markers import Cancelled
 from timer_wheel.reading.pending_timers import Blocking, PendingTimers, pending_records
 from timer_wheel.reading.timeline import Timeline, read_timeline
 from timer_wheel.reading.timer_queue import (
+    NOTHING_TIMED,
     Timed,
     names_and_timed,
     resume_queue_offset,
@@ -71,7 +72,7 @@ _NOTHING_NOTED = TimerCheckpoint(master_queue_offset=LONG_MAX)
 class LogSince:
     """What the newest part of the log holds.
 
-    ``newest_ms`` is when the last copy was stored, or a later record. ``not_in_queue`` are timed
+    ``newest_ms`` is when the last record was stored that was decoded. ``not_in_queue`` are timed
     messages that their queue does not know, ``blocking`` those of them that will stop a broker.
     Recovery ends the log at ``log_end``.
     """
@@ -103,30 +104,23 @@ def read_log_since(
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
     first = min(start, tail)
     begin = max(min(names_from, first), commit_log.min_offset)
-    if names_tell_all:
-        return _by_names(root, commit_log, begin, tail)
     copies, found, newest_ms = [], [], NO_TIME
-    names = NO_NAMES if names_from == LONG_MAX else _names_from_on(root, commit_log, begin)[0]
-    for message, size_bytes in records_from(commit_log, first):
+    names, timed = NO_NAMES, NOTHING_TIMED
+    if names_from < LONG_MAX:
+        names, timed = _names_from_on(root, commit_log, begin)
+    for message, size_bytes in () if names_tell_all else records_from(commit_log, first):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
         if is_roll(message) and offset >= tail:
             found.append((message.queue_offset, offset, size_bytes, message))
         if is_copy(message):
             copies.append(message)
+    by_names = timed_messages(commit_log, timed[:, timed[1] >= tail])
+    not_in_queue, blocking = by_names if names_tell_all else to_be_placed(found)
     log_end = recovered_end(root, commit_log)
     counted = (each for each in copies if _counts(each, log_end))
     told = Copies(counted, names.before(log_end))
-    return LogSince(told, newest_ms, *to_be_placed(found), log_end)
-
-
-def _by_names(root: StoreRoot, commit_log: SegmentReader, begin: int, tail: int) -> LogSince:
-    """The same where names tell all."""
-    names, timed = _names_from_on(root, commit_log, begin)
-    log_end = recovered_end(root, commit_log)
-    told = Copies((), names.before(log_end))
-    not_in_queue = timed_messages(commit_log, timed[:, timed[1] >= tail])
-    return LogSince(told, names.newest_ms, *not_in_queue, log_end)
+    return LogSince(told, newest_ms, not_in_queue, blocking, log_end)
 
 
 def _names_from_on(root: StoreRoot, commit_log: SegmentReader, begin: int) -> tuple[Names, Timed]:

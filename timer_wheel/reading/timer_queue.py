@@ -55,6 +55,8 @@ from timer_wheel.reading.record_kernel import (
 Timed = NDArray[np.int64]
 """Records of the timer topic: their queue offsets, log offsets and sizes, a column each."""
 
+NOTHING_TIMED: Timed = np.empty((TIMED_ROWS, 0), np.int64)
+
 SEARCHED_ENTRIES = 20_000
 """How far down the queue a broker looks for the entry of the last unit's record."""
 
@@ -177,13 +179,13 @@ def names_and_timed(
     meanwhile is in neither or in both.
     """
     walked = np.zeros(WALKED, np.int64)
-    names, timed = [np.empty((NAME_ROWS, 0), np.int64)], [np.empty((TIMED_ROWS, 0), np.int64)]
+    names, timed = [np.empty((NAME_ROWS, 0), np.int64)], [NOTHING_TIMED]
 
     def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
         walk_window(address, length, base, room, walked)
         whole = address, int(walked[1]), base
         names.append(Names.table_of(*whole))
-        found = np.empty((TIMED_ROWS, find_timed(*whole, timed[0])), np.int64)
+        found = np.empty((TIMED_ROWS, find_timed(*whole, NOTHING_TIMED)), np.int64)
         find_timed(*whole, found)
         timed.append(found)
         return int(walked[1]), int(walked[2])
