@@ -477,7 +477,7 @@ class World:
         if len(rows) != found.pending:
             self.require([f"inspect counts {found.pending}, {len(rows)} are listed"])
         if only_listed := listed - opened:
-            self.require([f"{sorted(only_listed)} listed, {sorted(opened - listed)} opened"])
+            self.require([f"listed, not opened: {only_listed}; opened alone: {opened - listed}"])
 
     def look_if_converted(self, rng: random.Random) -> None:
         """A backlog of levels is moved to a wheel whatever its store went through."""
