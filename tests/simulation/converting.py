@@ -40,6 +40,7 @@ REFUSED = (
     "that their queues did not know",
     "has no units, where",
     "no record begins",
+    "own wheel has a precision of",
 )
 """Parts of sentences with which a conversion or a retirement is refused: what the run did to the
 clock or the disk.
