@@ -90,8 +90,8 @@ class StoreEnds:
     def write(self, root: StoreRoot) -> None:
         """Write them down, durably. Raises TargetError."""
         ends, begins = (
-            [[topic, queue_id, at] for (topic, queue_id), at in rows.items()]
-            for rows in (self.queues, self.begins or {})
+            rows and [[topic, queue_id, at] for (topic, queue_id), at in rows.items()]
+            for rows in (self.queues, self.begins)
         )
         text = json.dumps({"log_end": self.log_end, "queues": ends, "begins": begins})
         replace_file(root.own / ENDS_NAME, text.encode())

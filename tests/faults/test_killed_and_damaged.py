@@ -16,6 +16,7 @@ import pytest
 from message_store import AfterMs, ManualClock, Message
 from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import BODY_RUN, HEAD_V4_V4
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
@@ -239,11 +240,11 @@ def test_slots_of_a_killed_wheel_are_as_wide_as_its_checkpoint_says(tmp_path: Pa
 
 
 def body(path: Path, at: int) -> None:
-    flip(path, at + 4 * 22 + 3, 0)
+    flip(path, at + HEAD_V4_V4.size + BODY_RUN.length.size, 0)
 
 
 def head(path: Path, at: int) -> None:
-    flip(path, at + 6, 0)
+    flip(path, at + HEAD_V4_V4.offset_of("magic"), 0)
 
 
 def hole(path: Path, at: int) -> None:

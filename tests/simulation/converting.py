@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
@@ -39,7 +40,6 @@ REFUSED = (
     "was rescheduled; open it once",
     "that their queues did not know",
     "has no units, where",
-    "no record begins",
     "own wheel has a precision of",
 )
 """Parts of sentences with which a conversion or a retirement is refused: what the run did to the
@@ -51,16 +51,16 @@ _SETTINGS = TargetSettings(
 _MOST_SLOTS = 600
 
 
-def _opened(owner: Setup, path: Path, clock: ManualClock) -> Any:
+def _opened(open_store: Callable[..., Any], path: Path, clock: ManualClock) -> Any:
     with catch_warnings():
         simplefilter("ignore", OtherEngineWarning)
-        return owner.open(path, clock)
+        return open_store(path, clock)
 
 
 def _in_levels(owner: Setup, path: Path, now_ms: int) -> dict[str, list[int]]:
     """When those of each key are due that an opening shows; it is closed again."""
     due_ms = defaultdict(list)
-    with _opened(owner, path, ManualClock(now_ms)) as store:
+    with _opened(owner.open, path, ManualClock(now_ms)) as store:
         for each in store.pending():
             due_ms[str(each.unique_key)].append(each.due_ms)
     return due_ms
@@ -79,10 +79,7 @@ def _difference(what: str, found: Counter[str], wanted: Counter[str]) -> list[st
 def _come(engine: str, path: Path, now_ms: int, due_ms: dict[str, list[int]]) -> list[str]:
     """What is wrong with what a wheel delivers, whose messages are due then."""
     clock, came, wrong = ManualClock(now_ms), Counter[str](), []
-    with catch_warnings():
-        simplefilter("ignore", OtherEngineWarning)
-        store: Any = OPEN[engine](path, clock)
-    with store:
+    with _opened(OPEN[engine], path, clock) as store:
         for _ in range(_MOST_SLOTS):
             next_ms = store.next_due_ms()
             if next_ms is None:

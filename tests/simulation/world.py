@@ -447,7 +447,7 @@ class World:
                 self.require([f"inspect counts {found.pending} pending messages, not {len(own)}"])
 
     def look_beside_and_open(self) -> None:
-        """Whoever looks at a store that a process was killed with counts what an opening finds."""
+        """Whoever looks at a store that a process was killed with lists what an opening finds."""
         if self.account.is_repeating or self.account.others or not self.tells_readers:
             return
         if self.owner.leeway.works_like_a_broker:  # which repeats what a reader leaves out

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue in front of the wheel: where placing resumes, and which messages are yet to be placed.
+"""The queue in front of the wheel, and the log behind its end: where placing resumes, and which
+messages are yet to be placed.
 
 Every timed message is first a record of ``rmq_sys_wheel_timer`` with an entry in queue 0. The last
 unit of the timer log decides where a starting broker resumes placing, not the checkpoint. The

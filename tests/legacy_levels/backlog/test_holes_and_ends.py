@@ -13,12 +13,12 @@ import pytest
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from message_store import AfterMs, ManualClock, Message
+from message_store.format.queue_unit import QUEUE_UNIT
 from tests.faults.engines import open_levels
 
 START_MS = 1_793_000_000_000
 WAITING = 321
 QUEUE = "consumequeue/SCHEDULE_TOPIC_XXXX/17"
-ENTRY_BYTES = 20
 
 
 def overwrite(path: Path, at: int, content: bytes) -> None:
@@ -53,7 +53,7 @@ def test_entries_that_hold_nothing_were_not_delivered(tmp_path: Path, first: int
 
     def harm(queue: Path) -> None:
         middle = sorted(queue.iterdir())[1]
-        overwrite(middle, (first - 50) * ENTRY_BYTES, bytes(5 * ENTRY_BYTES))
+        overwrite(middle, (first - 50) * QUEUE_UNIT.size, bytes(5 * QUEUE_UNIT.size))
 
     backlog = backlog_of(tmp_path / "store", harm)
     assert (backlog.total("already_delivered"), backlog.total("pending")) == (0, WAITING)
@@ -68,7 +68,7 @@ LOST: dict[str, Callable[[Path], None]] = {
     "the last file": lambda queue: last_of(queue).unlink(),
     "two files": lose_two_files,
     "the last entries": lambda queue: overwrite(
-        last_of(queue), 10 * ENTRY_BYTES, bytes(11 * ENTRY_BYTES)
+        last_of(queue), 10 * QUEUE_UNIT.size, bytes(11 * QUEUE_UNIT.size)
     ),
 }
 
