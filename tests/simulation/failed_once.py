@@ -56,6 +56,11 @@ FAILED_ONCE_IN_MOVES: Final = {
 }
 """The same of runs in which messages move."""
 
+FAILED_ONCE_IN_KILLS: Final = {
+    "units-off-their-chain-come-back-when-those-above-are-put-away": 12_301_039,
+}
+"""The same of runs with the focus on kills."""
+
 FAILED_ONCE_IN_GROUPS: Final = {
     "an-acknowledgement-of-a-killed-process-is-in-memory-alone-after-a-flush": 178,
 }

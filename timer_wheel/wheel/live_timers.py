@@ -69,6 +69,7 @@ class LiveTimers:
     ``done``: sorted commit log offsets of messages on the wheel that were delivered or cancelled
     before their slot is over. ``names_from``: records from this commit log offset on name them.
     ``early``: units of messages that are due before their slot is over.
+    ``unhung``: units in slots to come that no chain leads to, while those above them are there.
     ``has_rolled``: whether a message was ever due beyond a round, as far as units and checkpoint
     tell; slots up to ``parked_until_ms`` may hold its units.
     ``placed_again``: which messages may have several units, whatever those tell.
@@ -101,6 +102,7 @@ class LiveTimers:
         self.placed_end = 0
         self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
+        self.unhung = TimerRows.empty()
         self.has_rolled = False
         self.parked_until_ms = 0
         self.placed_again = PlacedAgain()
@@ -119,11 +121,13 @@ class LiveTimers:
 
     # --- how it begins ----------------------------------------------------------------------------
 
-    def begin(self, wheel: LiveWheel, *, has_rolled: bool, early: TimerRows, mended: int) -> None:
+    def begin(
+        self, wheel: LiveWheel, *, has_rolled: bool, early: TimerRows, unhung: TimerRows
+    ) -> None:
         """Take what the units of the timer log tell when the store is opened. A damaged unit may
         have lost its flag to roll; our own checkpoint says whether there are any.
         """
-        self.wheel, self.early, self.mended_units = wheel, early, mended
+        self.wheel, self.early, self.unhung = wheel, early, unhung
         own = self.files.found_own
         if own is not None and own.parked_until_ms != UNKNOWN:
             self.parked_until_ms = own.parked_until_ms
@@ -423,8 +427,10 @@ class LiveTimers:
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time are done."""
         if len(self.done):
+            unhung = self.unhung.rows(self.unhung.slot_time_ms < until_ms)
             rows, _ = self.log.walk(self.wheel, self.wheel.used_slots(until_ms))
-            self.done = self.done[~np.isin(self.done, rows.commit_log_offset)]
+            over = TimerRows.together([rows, unhung]).commit_log_offset
+            self.done = self.done[~np.isin(self.done, over)]
         if len(self.early):
             self.early = self.early.rows(self.early.slot_time_ms >= until_ms)
         self.wheel.move_hand(until_ms)

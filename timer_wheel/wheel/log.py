@@ -302,6 +302,18 @@ class LiveTimerLog:
             rows = TimerRows.together([known.rows, rows])
         return rows, astray
 
+    def unhung(self, wheel: LiveWheel) -> TimerRows:
+        """The units in slots to come that no chain leads to. Whoever puts units away takes them off
+        their chains first, and was stopped in between. One is found again when those above it have
+        gone.
+        """
+        hung = self.walk(wheel, wheel.used_slots())[0].position
+        parts = [TimerRows.empty()]
+        for rows in self.all_units():
+            is_ahead = rows.slot_time_ms >= wheel.hand_ms
+            parts.append(rows.rows(is_ahead & ~np.isin(rows.position, hung)))
+        return TimerRows.together(parts)
+
     def find(
         self, topic_hash: int | None, slot_time_ms: int, precision_ms: int, *, flags: int = 0
     ) -> TimerRows:

@@ -274,10 +274,11 @@ def _from_timer_log(
     early = log.find(None, NO_SLOT, 0) if counts[OVERDUE] else TimerRows.empty()
     if counts[LINKS]:
         flipped += mend_links(timers, int(counts[LINKS]))
+    unhung = log.unhung(wheel) if counts[LINKS] else TimerRows.empty()
     is_early = was_due_when_stored(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
-    timers.begin(
-        wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended + flipped
-    )
+    timers.count_mended(mended + flipped)
+    early = early.rows(is_early)
+    timers.begin(wheel, has_rolled=bool(counts[ROLLS]), early=early, unhung=unhung)
     files.compare(wheel, file, log.end)
     timers.resume_at(resume(timers.queue, log, store))
     timers.count_mended(

@@ -330,7 +330,14 @@ def _done(timers: LiveTimers, names_from: int, copies_from: int) -> TimerRows:
     waiting = rest.rows.rows(rest.facts.is_fine)
     rows = TimerRows.together([placed, waiting])
     may_have_rolled = np.concatenate([placed.is_roll, np.ones(len(waiting), bool)])
-    return rows.rows(were_dealt_with(timers, rows, names, copies, may_have_rolled))
+    is_done = were_dealt_with(timers, rows, names, copies, may_have_rolled)
+    return TimerRows.together([rows.rows(is_done), _named(timers.unhung, timers, names)])
+
+
+def _named(rows: TimerRows, timers: LiveTimers, names: Names) -> TimerRows:
+    """Those of these rows that a later record of ours names."""
+    offsets = rows.commit_log_offset
+    return rows.rows(names.are_done(offsets, timers.facts(rows).lineages(offsets)))
 
 
 def were_dealt_with(

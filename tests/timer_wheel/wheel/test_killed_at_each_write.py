@@ -83,12 +83,49 @@ def to_be_closed(path: Path, clock: ManualClock) -> WheelStore:
     return store
 
 
+def with_a_hand_before_what_has_come(path: Path, clock: ManualClock) -> WheelStore:
+    """The same, where the power took the hand and left what came of a slot before that."""
+    check = path / "config" / "timercheck"
+    store = open_store(path, clock)
+    for key, delay_ms in zip("XAXYB", (700, 4_000, 700, 700, 5_000), strict=True):
+        put(store, key, delay_ms)
+    store.advance(clock.now_ms())
+    store.flush()
+    before = check.read_bytes()
+    assert len(store.advance(clock.now_ms() + 2_000)) == 3
+    store.abandon()
+    check.write_bytes(before)
+    return open_store(path, clock)
+
+
 def assert_only_a_and_b_come(path: Path, clock: ManualClock) -> None:
     assert found_by_a_broker(path, clock.now_ms()) >= Counter("AB")
     store = open_store(path, clock)
     assert waits_in(store) == Counter("AB")
     assert comes_from(store, clock) == Counter("AB")
     store.close()
+
+
+@pytest.mark.check
+def test_later_ends_of_a_store_bring_nothing_back_that_a_stopped_one_had_taken_off_its_chain(
+    tmp_path: Path,
+) -> None:
+    """Units that are off their chains are in the log yet. The next end puts away what it knows to
+    be done, and what lay below that is on top of its slot for whoever comes then.
+    """
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(START_MS)
+        store = with_a_hand_before_what_has_come(path, clock)
+        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
+            store.close()
+        store.abandon()
+        for _ in range(2):
+            with open_store(path, clock) as store:
+                assert waits_in(store) == Counter("AB"), number
+        assert_only_a_and_b_come(path, clock)
+        if not disk.refused:
+            break
+    assert number > 20
 
 
 def test_a_slot_that_only_the_file_knows_is_wiped_when_the_hand_moves_back_over_it(
