@@ -270,6 +270,11 @@ class LiveQueue:
             done += size_bytes
 
     @property
+    def ends_with_file(self) -> bool:
+        """Whether its last file is full: only the log tells whether another one is lost."""
+        return self.max_offset > 0 and self._end_place % self.segments.file_bytes == 0
+
+    @property
     def first_offset(self) -> int:
         """The queue offset at which the files begin."""
         return self.segments.min_offset // _UNIT_BYTES

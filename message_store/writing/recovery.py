@@ -209,9 +209,10 @@ def _newest_record(log: LiveLog, queue: LiveQueue, log_end: int = LONG_MAX) -> N
     ``log_end``.
 
     The head of the record is compared, so that a damaged body takes no part in it. What was
-    neutralised tells nothing. A queue of multi-dispatch leads to records of other queues.
+    neutralised tells nothing. A queue of multi-dispatch leads to records of other queues. One that
+    ends where a file ends may have lost the file behind that.
     """
-    is_doubted = queue.needs_repair
+    is_doubted = queue.needs_repair or queue.ends_with_file
     is_of_others = queue.topic.startswith(LMQ_PREFIX)
     first = max(queue.min_offset, queue.max_offset - _ENTRIES_LOOKED_AT)
     for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):

@@ -177,10 +177,20 @@ def row_faults(row: SegmentReader, *, is_open: bool = False) -> Iterator[RowFaul
             yield RowFault(after.path.parent, problem, is_gap=True)
 
 
+def log_gaps(store: StoreRoot) -> list[str]:
+    """Where files of the commit log are missing between others, as sentences."""
+    with next(file_rows(store)) as row:
+        return [_sentence(fault) for fault in row_faults(row) if fault.is_gap]
+
+
 def row_problems(store: StoreRoot, *, is_open: bool = False) -> Iterator[str]:
     """Files of a wrong length or missing ones, in every row of a store, as sentences."""
     for row in file_rows(store):
         with row:
             for fault in row_faults(row, is_open=is_open):
-                effect = "" if fault.is_gap else ": a broker would not start on it"
-                yield f"{fault.path}: {fault.problem}{effect}"
+                yield _sentence(fault)
+
+
+def _sentence(fault: RowFault) -> str:
+    effect = "" if fault.is_gap else ": a broker would not start on it"
+    return f"{fault.path}: {fault.problem}{effect}"

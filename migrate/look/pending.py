@@ -35,6 +35,7 @@ from migrate.look.choices import require_levels
 from migrate.report.accounting import told_as_gone
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
+from migrate.source.condition import loss_warnings
 from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import (
     KINDS,
@@ -114,13 +115,16 @@ def pending_messages(
 
     A message whose record cannot be read comes as a BadRecord, whatever topic or key is asked for.
     For one on the wheel ``level`` is None. After a crash, what was already delivered is left out.
-    ``warn`` is told of messages whose records are no longer in the log, in words.
+    ``warn`` is told, in words, what log and level queues have lost, and of messages whose records
+    are no longer in the log.
     Raises SourceError and FormatError for a store that cannot be read, OptionsError for a level
     that it does not have.
     """
     store = StoreRoot(path)
     refuse_unfinished(store)
     store.require_readable()
+    for sentence in loss_warnings(store):
+        warn(sentence)
     with looking_at(store):
         rows = _all_rows(store, now_ms, OffsetsChoice(offsets))
         if rows.gone_count:

@@ -14,7 +14,7 @@ from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.losses import cut_log, way_out
 from migrate.changes.note import RETIRE, Change, changes_of
-from migrate.look.files import row_problems
+from migrate.look.files import log_gaps, row_problems
 from migrate.report.marker import first_offsets
 
 _HEAD_BYTES = 8
@@ -53,13 +53,15 @@ def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = F
 
 def log_losses(store: StoreRoot) -> list[str]:
     """How the commit log shows that it has lost records, as sentences: it ends before its synced
-    end; or a file in front of its last one with records is too short, or begins with zeros.
+    end; or a file in front of its last one with records is missing, too short, or begins with
+    zeros.
 
     A first file that was removed looks as if retention had taken it. Reads the head of each file.
     Raises SourceError.
     """
     cut = cut_log(store)
     lost = [f"{cut}; {way_out(store)}"] if cut else []
+    lost += log_gaps(store)
     with open_log(store) as log:
         used = [segment for segment in log.segments if _has_record(log, segment)]
         last = used[-1].start_offset if used else 0
@@ -85,10 +87,11 @@ def loss_warnings(store: StoreRoot, *, is_open: bool | None = None) -> list[str]
     lengths = list(row_problems(store, is_open=is_open))
     queues = [*map(str, gone_queues(store))]
     is_in_log = queues or any(str(store.consume_queues / LEVEL_TOPIC) in each for each in lengths)
+    losses = log_losses(store)
     return [
-        *log_losses(store),
+        *losses,
         *(f"{cut}; {_TAKEN_FROM_LOG}" for cut in cut_queues_of(store)),
-        *lengths,
+        *(each for each in lengths if each not in losses),
         *queues,
         *([_READS_ALL] if is_in_log else []),
     ]

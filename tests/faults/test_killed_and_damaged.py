@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +302,46 @@ def test_a_broker_s_queue_that_begins_late_is_no_lost_one(
         abandon(store)
         if is_note_gone:
             (path / "delaywheel/queue-ends.json").unlink()
+
+
+@pytest.mark.parametrize("engine", [*WHEELS, "levels", "time-index"])
+def test_a_queue_without_its_last_file_is_whole_again_though_the_log_went_on_without_it(
+    engine: str, tmp_path: Path
+) -> None:
+    """Nothing in the newest part of the log is of that queue, and no note has its end."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPEN[engine](path, clock)
+
+    def put(topic: str, numbers: range, delay_ms: int, body: bytes = b"x") -> None:
+        for number in numbers:
+            message = Message(topic, body, unique_key=f"{topic}{number}")
+            store.schedule(message, AfterMs(delay_ms))
+        clock.tick(120_000)
+        store.advance(clock.now_ms())
+        store.flush()
+
+    for numbers in range(10), range(10, 70):  # all queues are there, and noted, before they grow
+        put("orders", numbers, 1_000)
+        put("waiting", numbers, 7_200_000)
+        put("others", numbers, 1_000, b"x" * 3_000)
+    abandon(store)
+    for copy in _without_last_files(path, tmp_path):
+        waits = Counter(f"waiting{number}" for number in range(70))
+        listed = pending_messages(copy, now_ms=clock.now_ms())
+        assert Counter(each.unique_key for each in listed if not isinstance(each, BadRecord)) == (
+            waits
+        ), copy.name
+        with OPEN[engine](copy, clock) as opened:
+            assert Counter(each.unique_key for each in opened.pending()) == waits, copy.name
+            assert opened.topic("orders").ranges()[0] == (0, 70), copy.name
+
+
+def _without_last_files(path: Path, folder: Path) -> Iterator[Path]:
+    """Copies of a store, each without the last file of one queue that has several."""
+    for queue in sorted((path / "consumequeue").glob("*/*")):
+        files = sorted(queue.iterdir())
+        if len(files) > 1:
+            copy = folder / f"{queue.parent.name}-{queue.name}"
+            copy_store(path, copy)
+            (copy / files[-1].relative_to(path)).unlink()
+            yield copy

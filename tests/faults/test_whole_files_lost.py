@@ -74,28 +74,41 @@ def opened(name: str, path: Path, now_ms: int) -> Any:
     return OPEN[name](path, ManualClock(now_ms), SETTINGS, **rolls)
 
 
-def build(name: str, path: Path) -> Built:
+def build(name: str, path: Path, *, is_killed: bool = False) -> Built:
+    """The store; one that is killed was flushed then, and when it had its first messages."""
     store = opened(name, path, START_MS)
-    receipts = [
-        store.schedule(
-            Message(TOPICS[number % 3], b"body %d." % number * 5, unique_key=f"KEY{number}"),
-            AtMs(START_MS + 1_000 + number * 7 % 100 * 1_000),
+    receipts = []
+    for number in range(COUNT):
+        receipts.append(
+            store.schedule(
+                Message(TOPICS[number % 3], b"body %d." % number * 5, unique_key=f"KEY{number}"),
+                AtMs(START_MS + 1_000 + number * 7 % 100 * 1_000),
+            )
         )
-        for number in range(COUNT)
-    ]
-    store.close()
+        if is_killed and number < 3:
+            store.flush()
+    end(store, is_killed=is_killed)
     store = opened(name, path, HALF_MS)
     while len(store.advance(HALF_MS)):
-        pass
-    store.close()
+        if is_killed:
+            store.flush()
+    end(store, is_killed=is_killed)
     delivered = frozenset(in_topics(name, path))
     store = opened(name, path, HALF_MS)
     waiting = sorted(set(range(COUNT)) - delivered)
     cancelled = frozenset(waiting[:5])
     for number in cancelled:
         store.cancel(receipts[number])
-    store.close()
+    end(store, is_killed=is_killed)
     return Built(path, delivered, cancelled, frozenset(told_by_readers(path)))
+
+
+def end(store: Any, *, is_killed: bool) -> None:
+    if is_killed:
+        store.flush()
+        abandon(store)
+    else:
+        store.close()
 
 
 def in_topics(name: str, path: Path) -> Counter[int]:
@@ -189,14 +202,17 @@ def require_told(name: str, built: Built, copy: Path) -> None:
     assert not lost or said, ("lost", lost, told)
 
 
-STORES: dict[str, Built] = {}
+STORES: dict[tuple[str, bool], Built] = {}
 
 
-def built_once(name: str, tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built_once(
+    name: str, tmp_path_factory: pytest.TempPathFactory, *, is_killed: bool = False
+) -> Built:
     """A store of this engine, in a folder that outlives the test."""
-    if name not in STORES:
-        STORES[name] = build(name, tmp_path_factory.mktemp("lost") / name)
-    return STORES[name]
+    if (name, is_killed) not in STORES:
+        folder = tmp_path_factory.mktemp("lost") / name
+        STORES[name, is_killed] = build(name, folder, is_killed=is_killed)
+    return STORES[name, is_killed]
 
 
 @pytest.fixture(params=OPEN)
@@ -210,6 +226,25 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_a_file_that_is_lost_loses_nothing_without_a_word(
     built: Built, kind: str, files_of: str, tmp_path: Path
 ) -> None:
+    assert_no_loss_is_silent(built, kind, files_of, tmp_path)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("files_of", FILES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", OPEN)
+def test_nor_does_a_file_that_a_killed_store_had_synced(
+    engine: str,
+    kind: str,
+    files_of: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    built = built_once(engine, tmp_path_factory, is_killed=True)
+    assert_no_loss_is_silent(built, kind, files_of, tmp_path)
+
+
+def assert_no_loss_is_silent(built: Built, kind: str, files_of: str, tmp_path: Path) -> None:
     name = built.path.name
     files = [path.relative_to(built.path) for path in sorted(built.path.glob(files_of))]
     wrong = []

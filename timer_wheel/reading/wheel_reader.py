@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.files.log_row import open_log
-from message_store.files.segments import SegmentReader
+from message_store.files.segments import SegmentReader, require_appendable
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.engine_choice import is_hierarchical
@@ -216,7 +216,11 @@ def read_wheel_store(
     checkpoint, crash = flush.checkpoint, flush if after_crash else None
     hand_ms, from_ms = checkpoint.last_read_time_ms, _heeded_from_ms(flush, now_ms, after_crash)
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
-        begin = 0 if whole_log else _first_applied(wheel, checkpoint, log.file_bytes)
+        is_ours = crash is not None and crash.is_ours
+        if is_ours:
+            require_appendable(log.segments, log.file_bytes)  # as an opening does
+        is_whole = whole_log or is_ours
+        begin = 0 if is_whole else _first_applied(wheel, checkpoint, log.file_bytes)
         every = read_units(log, begin)
         wheel, units, begin = _as_opened(root, wheel, every, begin, commit_log, crash)
         precision_ms = precision_ms or flush.precision_ms or _guessed(root, units, hand_ms)

@@ -69,13 +69,11 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     with loading(output):
         from migrate.look.choices import absent_choices
         from migrate.look.pending import PendingFilter, pending_messages
-        from migrate.source.condition import log_losses, loss_warnings
+        from migrate.source.condition import log_losses
     output.tell_of_writer(store)
     messages = pending_messages(
         store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets, warn=output.warn
     )
-    for warning in loss_warnings(StoreRoot(store)):
-        output.warn(warning)
     listed, unreadable = output.pending(messages, now_ms)
     if not (listed or unreadable or filters["limit"] == 0):
         named = ("topic", "level")
