@@ -419,6 +419,11 @@ class SegmentReader(ClosedOnExit):
             done += count
         return bytes(data)
 
+    def has_data_at(self, offset: int) -> bool:
+        """Whether one of the eight bytes from there on, as far as they are there, is not zero."""
+        head = bytearray(8)
+        return self.read_into(offset, memoryview(head)) > 0 and any(head)
+
     def describe_deleted(self, offset: int) -> str | None:
         """What to say of an offset in front of the row, where there was a file; else None."""
         if not self.file_bytes or not 0 <= offset < self.min_offset:

@@ -288,14 +288,24 @@ def read_last_entry(directory: Path, *, file_bytes: int | None = None) -> QueueE
 
     Of a damaged queue it may be an earlier one.
     """
-    unit = np.zeros(1, QUEUE_UNIT.dtype)
+    return read_last_entries(directory, 1, file_bytes=file_bytes)
+
+
+def read_last_entries(
+    directory: Path, count: int, *, file_bytes: int | None = None
+) -> QueueEntries:
+    """The same of the last entries, so many or as many as there are."""
     with SegmentReader(directory, file_bytes) as reader:
-        last = _filled_end(reader, reader.segments) - QUEUE_UNIT.size
-        reader.read_into(last, unit.view(np.uint8).data)
-        if not is_filled(unit).all():
-            return QueueEntries(unit[:0], 0, 0)
-        first, queue_min = last // QUEUE_UNIT.size, reader.min_offset // QUEUE_UNIT.size
-        return QueueEntries(unit, first, queue_min)
+        end = _filled_end(reader, reader.segments)
+        begin = max(end - count * QUEUE_UNIT.size, reader.min_offset)
+        units = np.zeros(max(end - begin, 0) // QUEUE_UNIT.size, QUEUE_UNIT.dtype)
+        room, done = units.view(np.uint8).data, 0
+        while done < room.nbytes and (got := reader.read_into(begin + done, room[done:])):
+            done += got
+        if not is_filled(units[-1:]).all():
+            units = units[:0]
+        first, queue_min = begin // QUEUE_UNIT.size, reader.min_offset // QUEUE_UNIT.size
+        return QueueEntries(units, first, queue_min) if len(units) else QueueEntries(units, 0, 0)
 
 
 def _filled_end(reader: SegmentReader, segments: Sequence[Segment]) -> int:

@@ -6,10 +6,15 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
+from message_store.format.properties import LMQ_PREFIX
 from message_store.reading.commit_log import NO_TIME, read_store_times
-from message_store.reading.consume_queue import read_last_entry
+from message_store.reading.consume_queue import read_last_entries, read_last_entry
+
+_MOST_LOST_FILES = 64
+"""An entry that leads further behind the log's end is damaged."""
 
 
 @attrs.frozen
@@ -47,6 +52,23 @@ def newest_places(root: Path) -> set[int]:
     """
     newest = [read_last_entry(each) for each in _queue_directories(root)]
     return {int(at) for each in newest for at in each.commit_log_offset[~each.is_pre_blank]}
+
+
+def places_behind(root: Path, log: SegmentReader) -> Int64s:
+    """The log offsets, in order, that the last two entries of queues name, where nothing begins and
+    behind which no file of the log begins with anything. Of a clean store whose log is whole there
+    are none; a single one may be damage of the entry.
+    """
+    found = [np.empty(0, np.int64)]
+    for directory in _queue_directories(root):
+        if not directory.parent.name.startswith(LMQ_PREFIX):
+            last = read_last_entries(directory, 2)
+            found.append(last.commit_log_offset[~last.is_pre_blank].astype(np.int64))
+    used = [each.start_offset for each in log.segments if log.has_data_at(each.start_offset)]
+    end = log.end_offset + _MOST_LOST_FILES * log.file_bytes
+    places = np.unique(np.concatenate(found))
+    places = places[(places >= max(used, default=0)) & (places < end)]
+    return int64s([at for at in places.tolist() if not log.has_data_at(at)])
 
 
 def _queue_directories(root: Path) -> list[Path]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import attrs
-import numpy as np
 
 from message_store.base.errors import SourceError
 from message_store.base.printable import shell_word
@@ -28,9 +27,10 @@ from message_store.files.small_files import (
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import LOG_END
 from message_store.format.delay_levels import DelayLevels
-from message_store.format.properties import LEVEL_TOPIC, LMQ_PREFIX
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.reading.commit_log import find_log_end
+from message_store.reading.indexed_end import places_behind
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import ENDS_NAME, QueueSet
@@ -179,12 +179,13 @@ _PAGE_BYTES = 4_096
 def cut_log(root: StoreRoot) -> str | None:
     """A sentence about the end that the log of a store has lost; None without a loss.
 
-    Looks at the lengths of files and at two places of the log; after a loss it reads that file, up
-    to its last record. Raises SourceError.
+    Looks at the lengths of files and at two places of the log; of a broker's store at the last
+    entries of each queue. After a loss it reads that file, up to its last record. Raises
+    SourceError.
     """
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= 0:
-        return None
+        return _lost_end(root)
     with open_log(root) as log:
         last_byte = ends.log_end - 1
         segment = log.segment_at(last_byte)
@@ -240,35 +241,32 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
     raise SourceError(f"{told}; {way_out(root)}; nothing was changed")
 
 
-_MOST_LOST_FILES = 64
-"""An entry that leads further behind the log's end is damaged."""
-
-
-def refuse_lost_end(log: LiveLog, queues: QueueSet, log_end: int, *, was_clean: bool) -> None:
-    """Raise SourceError as ``refuse_cut_log``, and of a broker's store that was stopped cleanly
-    where queues lead behind the log's end: by the last two entries of one, or by the last ones of
-    two. One alone may itself be damaged. A store that was opened here has notes that say more.
+def refuse_lost_end(queues: QueueSet, log_end: int) -> None:
+    """Raise SourceError as ``refuse_cut_log``, and where queues of a broker's store that was
+    stopped cleanly lead behind the log's end.
     """
     refuse_cut_log(queues.root, log_end)
-    if not was_clean or noted_log_file_bytes(queues.root) is not None:
-        return
-    behind: list[int] = []
-    for queue in queues:
-        if queue.end_position > log_end and not queue.topic.startswith(LMQ_PREFIX):
-            units = queue.units(max(queue.min_offset, queue.max_offset - 2), queue.max_offset)
-            starts = units["commit_log_offset"].astype(np.int64)
-            is_near = starts < log_end + _MOST_LOST_FILES * log.file_bytes
-            is_next = np.diff(starts, prepend=-1) > 0
-            behind += starts[(starts >= log_end) & is_near & is_next].tolist()
-    if len(behind) > 1:
-        path = log.segments.directory / segment_name(min(behind) // log.file_bytes * log.file_bytes)
-        abort = shell_word(str(queues.root.abort))
-        raise SourceError(
-            f"{path}: the log ends at {log_end:,}, and queues lead to records up to"
-            f" {max(behind):,}: its last bytes are lost; nothing was changed. Take the log from a"
-            f" backup. Or `touch {abort}`, to go on as after a kill: what was scheduled there is"
-            " lost"
-        )
+    if (told := _lost_end(queues.root)) is not None:
+        raise SourceError(f"{told}; {way_out(queues.root)}; nothing was changed")
+
+
+def _lost_end(root: StoreRoot) -> str | None:
+    """A sentence about the end that the log of a broker's store has lost that was stopped cleanly,
+    by its queues. A store that was opened here has notes that say more.
+    """
+    if not root.was_stopped_cleanly or noted_log_file_bytes(root) is not None:
+        return None
+    with open_log(root) as log:
+        behind = places_behind(root.path, log)
+        if len(behind) < 2 or not log.file_bytes:
+            return None
+        start = int(behind[0]) - int(behind[0]) % log.file_bytes
+        last = log.segments[-1].start_offset if log.segments else 0
+        end = find_log_end(log, from_offset=min(start, last)).log_end
+    return (
+        f"{root.commit_log / segment_name(start)}: the log ends at {end:,}, and queues lead to"
+        f" records up to {behind[-1]:,}: its last bytes are lost"
+    )
 
 
 def way_out(root: StoreRoot) -> str:
@@ -277,6 +275,8 @@ def way_out(root: StoreRoot) -> str:
     """
     paths = [path for name in (ENDS_NAME, LOG_END_NAME) if (path := root.own / name).exists()]
     steps = [f"remove {' and '.join(map(str, paths))}"] if paths else []
+    if root.was_stopped_cleanly and not paths:  # only queues tell
+        steps.append(f"`touch {shell_word(str(root.abort))}`, as after a kill,")
     wanted = noted_log_file_bytes(root)
     with open_log(root) as log:
         last = log.segments[-1] if log.segments else None

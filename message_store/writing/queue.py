@@ -287,6 +287,12 @@ class LiveQueue:
         key = partial(self._record_at, otherwise=commit_log_offset)
         return bisect.bisect_right(entries, commit_log_offset, self.min_offset, key=key)
 
+    def last_record_until(self, commit_log_offset: int) -> int:
+        """The commit log offset of the last entry's record that begins there or before; -1 if
+        there is none.
+        """
+        return self._record_at(self.first_behind(commit_log_offset) - 1, -1)
+
     def first_record(self, otherwise: int) -> int:
         """The commit log offset of the first entry's record; ``otherwise`` without entries."""
         return self._record_at(self.min_offset, otherwise)

@@ -47,6 +47,7 @@ SAVED_NAME = "commitlog-behind"
 _BEGIN = HEAD_V4_V4.part("size_bytes", "magic")
 _ENTRIES_LOOKED_AT = 4_096
 _ENTRIES_AT_ONCE = 64
+_RECENT_BYTES = 8 << 20
 
 
 @attrs.frozen
@@ -102,10 +103,12 @@ class NewestRecord:
 
 
 def survey(
-    log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, *, was_clean: bool
+    log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, was_clean: bool, has_note: bool
 ) -> Extent:
     """Find where the log ends, and change nothing.
 
+    Where no note says how long the queues were (``has_note``), as in a broker's store, they are
+    compared with the log's last 8 MiB: zeros in place of entries look as if nothing had been there.
     An entry of a queue tells how far the log goes only if a record of that queue begins there: a
     damaged entry would end the log anywhere. Raises SourceError when the log is damaged where it
     was known to be whole: all records behind the damage would be lost silently.
@@ -135,13 +138,14 @@ def survey(
         for record in known
         if record.is_doubted
     )
+    dispatch_from = min([start, *(max(record.end, log.min_offset) for record in doubted)])
     extent = Extent(
         start,
         end,
         last_record if last_record >= 0 else last_start,
         was_clean,
         start == newest_end,
-        min([start, *(max(record.end, log.min_offset) for record in doubted)]),
+        dispatch_from if has_note else min(dispatch_from, _recent(log, queues, end)),
         doubted,
         (*lost, *stepped_over),
     )
@@ -245,6 +249,17 @@ def _unclean_start(log: LiveLog, queues: QueueSet, checkpoint: StoreCheckpoint) 
     begun = [(start, log.store_time_ms(start)) for start in log.segments.starts]
     is_record = partial(_is_record, log)
     return recovery_start(checkpoint, begun, is_record, log.min_offset, log.file_bytes)
+
+
+def _recent(log: LiveLog, queues: QueueSet, end: int) -> int:
+    """Where a record begins 8 MiB before the log's end, or the last one before that to which a
+    queue leads; else where that file begins.
+    """
+    wanted = max(end - _RECENT_BYTES, log.min_offset)
+    starts = [queue.last_record_until(wanted) for queue in queues]
+    near = max((start for start in starts if start >= log.min_offset), default=log.min_offset)
+    file_start = max(wanted - wanted % log.file_bytes, log.min_offset)
+    return near if near > file_start and _is_record(log, near) else file_start
 
 
 def _is_record(log: LiveLog, offset: int) -> bool:

@@ -134,8 +134,10 @@ class LiveStore:
     ) -> tuple[Recovery, StoreLosses]:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
-            extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
-            refuse_lost_end(self.log, self.queues, extent.end, was_clean=self.was_clean)
+            ends = StoreEnds.read(self.root)
+            how = self.was_clean, ends is not None
+            extent = survey(self.log, self.queues, self._checkpoint, *how)
+            refuse_lost_end(self.queues, extent.end)
             files_end = self.log.end
             self.log.end_at(extent.end, max(extent.last_start, 0))
             refuse_lost_beginnings(self.root, self.log, self.queues, self.levels)
@@ -150,7 +152,6 @@ class LiveStore:
             self.root.sync_own_files()
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         note_log_file_bytes(self.root, self.log.file_bytes)
-        ends = StoreEnds.read(self.root)
         if lowers is not None and (ends is None or ends.begins is None):  # a change leaves no note
             self._queues_noted = -1
         lacked = {} if ends is None else ends.lacking(self.queues)

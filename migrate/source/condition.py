@@ -8,7 +8,6 @@ from legacy_levels.backlog.lost_queues import cut_queues_of, gone_queues
 from message_store.base.errors import SourceError, UncleanStoreError
 from message_store.base.printable import iso_time, shell_word
 from message_store.files.log_row import open_log
-from message_store.files.segments import Segment, SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.unfinished_change import refuse_unfinished_change
@@ -17,7 +16,6 @@ from migrate.changes.note import RETIRE, Change, changes_of
 from migrate.look.files import log_gaps, row_problems
 from migrate.report.marker import first_offsets
 
-_HEAD_BYTES = 8
 _TAKEN_FROM_LOG = (
     "their messages are taken from the log as far as it has them, also those that were cancelled"
 )
@@ -63,7 +61,7 @@ def log_losses(store: StoreRoot) -> list[str]:
     lost = [f"{cut}; {way_out(store)}"] if cut else []
     lost += log_gaps(store)
     with open_log(store) as log:
-        used = [segment for segment in log.segments if _has_record(log, segment)]
+        used = [segment for segment in log.segments if log.has_data_at(segment.start_offset)]
         last = used[-1].start_offset if used else 0
         lost += [
             f"{segment.path}: its records are lost; later files have some"
@@ -72,11 +70,6 @@ def log_losses(store: StoreRoot) -> list[str]:
             and (segment.length_bytes < log.file_bytes or segment not in used)
         ]
     return lost
-
-
-def _has_record(log: SegmentReader, segment: Segment) -> bool:
-    is_long_enough = segment.length_bytes >= _HEAD_BYTES
-    return is_long_enough and any(log.read_at(segment.start_offset, _HEAD_BYTES))
 
 
 def loss_warnings(store: StoreRoot, *, is_open: bool | None = None) -> list[str]:

@@ -41,6 +41,7 @@ REFUSED = (
     "that their queues did not know",
     "has no units, where",
     "own wheel has a precision of",
+    "A broker takes that for the log's end",
 )
 """Parts of sentences with which a conversion or a retirement is refused: what the run did to the
 clock or the disk.
