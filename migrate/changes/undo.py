@@ -7,6 +7,7 @@ record is removed from the log. Stopped anywhere, it is continued by the next ca
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -29,6 +30,7 @@ from migrate.changes.note import (
     IN_PLACE,
     OFFSETS,
     OFFSETS_BACKUP,
+    RETIRE,
     Change,
     all_changes_of,
     changes_of,
@@ -37,6 +39,7 @@ from migrate.changes.note import (
 from migrate.in_place.checks import file_sizes, read_ends
 from migrate.quarantine.double_delivery import nothing_restored, refuse_restored
 from migrate.write.owner import require_owner
+from migrate.write.publishing import signs_of_use
 from migrate.write.staging import target_errors
 
 PLANNED, NOTHING = "planned", "nothing to do"
@@ -194,6 +197,7 @@ def _remove_new_queue_files(root: StoreRoot, change: Change) -> None:
 class RollbackReport:
     """The change that is rolled back: its ``kind``, its time ``now_ms``, its state before
     (``was``). The log loses ``log_from`` to ``log_to``; ``offsets`` are those that the change set.
+    ``warnings`` say what may be delivered twice.
     """
 
     store: str
@@ -206,6 +210,7 @@ class RollbackReport:
     log_from: int = 0
     log_to: int = 0
     offsets: dict[int, int] = attrs.field(factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object."""
@@ -254,7 +259,24 @@ def _look(root: StoreRoot, state: str) -> RollbackReport:
         log_from=change.before.log_end,
         log_to=change.after.log_end,
         offsets={int(level): offset for level, offset in change.report["offsets"].items()},
+        warnings=_warnings(change),
     )
+
+
+def _warnings(change: Change) -> tuple[str, ...]:
+    """Of a retirement: whether the target may have delivered what waits here again. Raises
+    TargetError.
+    """
+    if change.kind != RETIRE:
+        return ()
+    target = StoreRoot(Path(change.asked["target"]))
+    if not target.path.is_dir():
+        how = "is not there: where a broker was started on it"
+    elif signs := signs_of_use(target):
+        how = f"a broker or an engine was started there ({', '.join(signs)} left)"
+    else:
+        return ()
+    return (f"{target.path}: {how}, what that has delivered is delivered from here again",)
 
 
 def _undo(root: StoreRoot, change: Change, lock: StoreLock) -> None:

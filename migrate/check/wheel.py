@@ -22,6 +22,7 @@ from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import TIME_INDEX as IN_INDEX
 from migrate.table.pending_table import PendingRows, TableOptions, rows_of
 from time_index.reading import has_time_index
+from timer_wheel.format.checkpoint import read_last_flush
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, WHEEL_SLOTS
@@ -181,7 +182,8 @@ def _precision(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     if "timerPrecisionMs" not in snapshot.options.conf or not len(files.units):
         return
     hand_ms, stated_ms = files.state.checkpoint.last_read_time_ms, snapshot.broker.precision_ms
-    written_ms = guess_precision(files.units, all_slots(snapshot.root), hand_ms=hand_ms)
+    guessed_ms = guess_precision(files.units, all_slots(snapshot.root), hand_ms=hand_ms)
+    written_ms = read_last_flush(snapshot.root).precision_ms or guessed_ms
     if written_ms != stated_ms and len(files.state.pending):
         problem = f"written with timerPrecisionMs={written_ms}, the broker has {stated_ms}"
         yield PRECISION.at("timerwheel", problem)

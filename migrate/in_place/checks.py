@@ -39,7 +39,11 @@ from message_store.writing.queue_set import usual_queue_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.changes.note import Ends
 from migrate.settings import TargetSettings
-from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
+from timer_wheel.format.checkpoint import (
+    TIMER_CHECKPOINT_NAME,
+    read_last_flush,
+    read_timer_checkpoint,
+)
 from timer_wheel.format.timer_log import read_units
 from timer_wheel.format.wheel_file import all_slots, snapshots
 from timer_wheel.reading.timeline import refuse_waiting_timeline
@@ -262,13 +266,14 @@ def check_wheel(
             " convert its levels into a fresh store (--levels-only)"
         )
     warnings = []
+    precision_ms = read_last_flush(root).precision_ms
     if len(units):
-        precision_ms = guess_precision(units, all_slots(root))
-        if precision_ms != settings.precision_ms:
-            raise OptionsError(
-                f"the store's own wheel has a precision of {precision_ms} ms, not"
-                f" {settings.precision_ms}: --precision-ms, or timerPrecisionMs of --target-conf"
-            )
+        precision_ms = precision_ms or guess_precision(units, all_slots(root))
         if snapshots(root):
             warnings.append("the wheel is kept in snapshots: keep timerWheelSnapshotFlush=true")
+    if precision_ms not in (0, settings.precision_ms):
+        raise OptionsError(
+            f"the store's own wheel has a precision of {precision_ms} ms, not"
+            f" {settings.precision_ms}: --precision-ms, or timerPrecisionMs of --target-conf"
+        )
     return OwnWheel(checkpoint.last_read_time_ms, tuple(warnings))

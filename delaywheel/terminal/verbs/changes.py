@@ -161,3 +161,4 @@ def rollback(output: "Output", store: Path, execute: bool) -> None:
         from migrate.changes.undo import roll_back
     report = roll_back(StoreRoot(store), execute=execute)
     output.result(report.as_json, rollback_lines(report))
+    output.warnings(report.warnings)

@@ -127,6 +127,18 @@ def test_it_can_be_rolled_back(source: Path) -> None:
     assert pending_of(source) == 11
 
 
+def test_a_rollback_says_that_the_target_may_have_delivered_what_waits_again(source: Path) -> None:
+    target = converted(source)
+    retire(source, target, execute=True)
+    assert roll_back(StoreRoot(source)).warnings == ()
+    WheelStore.open(target, clock=ManualClock(NOW_MS)).close()
+    [told] = roll_back(StoreRoot(source)).warnings
+    assert told.startswith(f"{target}: a broker or an engine was started there (checkpoint")
+    target.rename(target.with_name("elsewhere"))
+    [told] = roll_back(StoreRoot(source), execute=True).warnings
+    assert told.startswith(f"{target}: is not there")
+
+
 def test_levels_that_were_not_converted_stay(source: Path) -> None:
     target = converted(source, only_levels=[4, 18])
     report = retire(source, target, execute=True)

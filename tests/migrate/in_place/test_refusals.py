@@ -21,6 +21,7 @@ from message_store.base.errors import (
     BadRecordsError,
     DelayStoreError,
     OptionsError,
+    OtherEngineWarning,
     PlanError,
     SourceError,
     StoreLockedError,
@@ -225,6 +226,17 @@ def test_a_wheel_of_another_precision(used: tuple[Path, int]) -> None:
     store, now_ms = used
     with pytest.raises(OptionsError, match="a precision of 1000 ms, not 100"):
         do(store, now_ms, settings=TargetSettings(precision_ms=100))
+
+
+def test_a_wheel_of_ours_that_holds_nothing_has_a_precision_all_the_same(store: Path) -> None:
+    """An engine would refuse another one for what is then on its way there."""
+    with pytest.warns(OtherEngineWarning):
+        WheelStore.open(store, clock=ManualClock(NOW_MS), precision_ms=100).close()
+    before = tree(store)
+    with pytest.raises(OptionsError, match="a precision of 100 ms, not 1000"):
+        do(store, NOW_MS)
+    assert tree(store) == before
+    do(store, NOW_MS, settings=TargetSettings(precision_ms=100))
 
 
 # --- a log that a broker would cut off ------------------------------------------------------------
