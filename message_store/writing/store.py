@@ -344,10 +344,7 @@ class LiveStore:
             self.log.require_unbroken()
 
     def write_checkpoint(self, *, durably: bool = False) -> None:
-        """Write to `checkpoint` how much was synced; cheap where nothing changed.
-
-        The lock is not held during the sync.
-        """
+        """Write to `checkpoint` how much was synced; the lock is not held during the sync."""
         with self.lock:
             self.require_open()
             self.log.require_unbroken()
@@ -384,10 +381,7 @@ class LiveStore:
                 now, last = (self.log.end, self.clock.now_ms()), self._all_written
                 self.companions.begin_flush()
             if last is not None and _is_near(last, now):
-                end = self.sync_log()
-                with self._writing_small_files:
-                    if not self.is_closed:
-                        self._log_end_note.put(end)
+                self.sync_log()
                 if self._topics:
                     self.write_topics()
             else:
@@ -397,6 +391,9 @@ class LiveStore:
                 except BaseException:
                     self._all_written = None
                     raise
+            with self._writing_small_files:
+                if not self.is_closed:
+                    self._log_end_note.put(self.synced_end)
             self.companions.flush()
             with self.lock:
                 may_look = not (self.is_closed or self.log.is_broken)

@@ -304,6 +304,25 @@ def test_a_log_that_ends_before_its_synced_end_is_refused_and_told(
     abandon(opened(built.path.name, copy, HALF_MS))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_is_one_that_was_flushed_once_and_killed(
+    built: Built, kind: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "store"
+    copy_store(built.path, copy)
+    store = opened(built.path.name, copy, HALF_MS)
+    for number in range(SETTINGS.commit_log_file_bytes // 1_000):
+        message = Message("orders", b"x" * 1_000, unique_key=f"NEW{number}")
+        store.schedule(message, AtMs(HALF_MS + 60_000))
+    store.flush()
+    abandon(store)
+    last = max((copy / "commitlog").iterdir())
+    destroy(last, kind)
+    assert any(last.name in each for each in loss_warnings(StoreRoot(copy)))
+    with pytest.raises(SourceError, match=f"{last.name}.*nothing was changed"):
+        opened(built.path.name, copy, HALF_MS)
+
+
 @pytest.mark.parametrize("kind", ["closed", "killed"])
 def test_a_log_whose_unsynced_tail_is_lost_is_no_damage(tmp_path: Path, kind: str) -> None:
     """A loss of power may take what nobody had synced."""
