@@ -6,7 +6,6 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LMQ_PREFIX
@@ -54,7 +53,7 @@ def newest_places(root: Path) -> set[int]:
     return {int(at) for each in newest for at in each.commit_log_offset[~each.is_pre_blank]}
 
 
-def places_behind(root: Path, log: SegmentReader) -> Int64s:
+def places_behind(root: Path, log: SegmentReader) -> list[int]:
     """The log offsets, in order, that the last two entries of queues name, where nothing begins and
     behind which no file of the log begins with anything. Of a clean store whose log is whole there
     are none; a single one may be damage of the entry.
@@ -68,7 +67,7 @@ def places_behind(root: Path, log: SegmentReader) -> Int64s:
     end = log.end_offset + _MOST_LOST_FILES * log.file_bytes
     places = np.unique(np.concatenate(found))
     places = places[(places >= max(used, default=0)) & (places < end)]
-    return int64s([at for at in places.tolist() if not log.has_data_at(at)])
+    return [at for at in places.tolist() if not log.has_data_at(at)]
 
 
 def _queue_directories(root: Path) -> list[Path]:

@@ -260,7 +260,7 @@ def _lost_end(root: StoreRoot) -> str | None:
         behind = places_behind(root.path, log)
         if len(behind) < 2 or not log.file_bytes:
             return None
-        start = int(behind[0]) - int(behind[0]) % log.file_bytes
+        start = behind[0] - behind[0] % log.file_bytes
         last = log.segments[-1].start_offset if log.segments else 0
         end = find_log_end(log, from_offset=min(start, last)).log_end
     return (

@@ -197,7 +197,7 @@ def _remove_new_queue_files(root: StoreRoot, change: Change) -> None:
 class RollbackReport:
     """The change that is rolled back: its ``kind``, its time ``now_ms``, its state before
     (``was``). The log loses ``log_from`` to ``log_to``; ``offsets`` are those that the change set.
-    ``warnings`` say what may be delivered twice.
+    ``warnings`` name a target that may have delivered some.
     """
 
     store: str
@@ -264,7 +264,7 @@ def _look(root: StoreRoot, state: str) -> RollbackReport:
 
 
 def _warnings(change: Change) -> tuple[str, ...]:
-    """Of a retirement: whether the target may have delivered what waits here again. Raises
+    """Of a retirement: whether the target may have delivered what is pending here again. Raises
     TargetError.
     """
     if change.kind != RETIRE:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from message_store.files.log_row import open_log
 from message_store.files.segments import SegmentReader, require_appendable
-from message_store.files.store_root import StoreRoot
+from message_store.files.store_root import TIMER_LOG_FILE_BYTES, StoreRoot
 from message_store.format.java_numbers import LONG_MAX
 from message_store.reading.engine_choice import is_hierarchical
 from timer_wheel.format.checkpoint import (
@@ -216,11 +216,7 @@ def read_wheel_store(
     checkpoint, crash = flush.checkpoint, flush if after_crash else None
     hand_ms, from_ms = checkpoint.last_read_time_ms, _heeded_from_ms(flush, now_ms, after_crash)
     with SegmentReader(root.timer_log) as log, open_log(root) as commit_log:
-        is_ours = crash is not None and crash.is_ours
-        if is_ours:
-            require_appendable(log.segments, log.file_bytes)  # as an opening does
-        is_whole = whole_log or is_ours
-        begin = 0 if is_whole else _first_applied(wheel, checkpoint, log.file_bytes)
+        begin = _first_applied(log, wheel, checkpoint, crash, whole_log=whole_log)
         every = read_units(log, begin)
         wheel, units, begin = _as_opened(root, wheel, every, begin, commit_log, crash)
         precision_ms = precision_ms or flush.precision_ms or _guessed(root, units, hand_ms)
@@ -280,9 +276,22 @@ def _heeded_from_ms(flush: LastFlush, now_ms: int, after_crash: bool) -> int:
     return 0 if after_crash and flush.is_ours else now_ms
 
 
-def _first_applied(wheel: WheelSlots, checkpoint: TimerCheckpoint, file_bytes: int) -> int:
-    """The position from which a broker applies units."""
-    return max(0, (wheel.log_position or checkpoint.flush_position) - file_bytes)
+def _first_applied(
+    log: SegmentReader,
+    wheel: WheelSlots,
+    checkpoint: TimerCheckpoint,
+    crash: LastFlush | None,
+    *,
+    whole_log: bool,
+) -> int:
+    """The position from which a broker applies units. After a crash of ours all count, as for an
+    opening, which refuses a row with gaps. Raises SourceError.
+    """
+    if crash is not None and crash.is_ours:
+        require_appendable(log.segments, TIMER_LOG_FILE_BYTES)
+        return 0
+    flushed = wheel.log_position or checkpoint.flush_position
+    return 0 if whole_log else max(0, flushed - log.file_bytes)
 
 
 def _deliverable_count(root: StoreRoot, undone: PendingTimers) -> int:

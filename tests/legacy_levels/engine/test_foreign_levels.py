@@ -6,6 +6,7 @@ times that are none, deliveries that nobody has counted.
 from __future__ import annotations
 
 import itertools
+import struct
 from pathlib import Path
 
 import attrs
@@ -111,9 +112,23 @@ def test_such_a_record_blocks_its_level_for_ever_in_4_9(bench: Bench, poison: st
 def test_an_entry_whose_record_is_missing_or_damaged_is_passed_over(
     bench: Bench, dialect: Dialect, unit: dict[str, int], rules: LevelRules
 ) -> None:
-    """A length that is another than the record's by a broker's rules alone."""
-    items = [waiting(1), waiting(2, unit_fields=unit), waiting(3)]
-    build_level_store(bench.root, items, dialect=NAMES[dialect])
+    """A length that is another than the record's by a broker's rules alone. The first opening makes
+    such an entry anew.
+    """
+    build_level_store(bench.root, [waiting(n) for n in (1, 2, 3)], dialect=NAMES[dialect])
+    bench.open(dialect=dialect).close()
+    [file] = (bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/2").iterdir()
+    with file.open("r+b") as queue:
+        queue.seek(20)
+        found = dict(
+            zip(
+                ("commit_log_offset", "size_bytes"),
+                struct.unpack(">qi", queue.read(12)),
+                strict=True,
+            )
+        )
+        queue.seek(20)
+        queue.write(struct.pack(">qi", *(found | unit).values()))
     rules = attrs.evolve(rules, timings=LevelTimings())
     with bench.open(dialect=dialect, rules=rules) as store:
         assert bench.advance(store) == [b"body 1", b"body 3"]
@@ -148,8 +163,8 @@ def test_a_first_entry_of_a_filler_s_size_is_damage_and_no_log_file_that_is_lost
     with bench.open() as store:
         assert bench.advance(store) == [b"body 1", b"body 2"]
         [finding] = store.check()
-    assert (finding.where, finding.severity) == ("level 3", Severity.WARNING)
-    assert "did not lead to their records" in finding.problem
+    assert (finding.where, finding.severity) == ("consumequeue", Severity.WARNING)
+    assert "missing or damaged" in finding.problem
 
 
 def test_an_entry_whose_record_retention_has_taken_is_passed_over(bench: Bench) -> None:

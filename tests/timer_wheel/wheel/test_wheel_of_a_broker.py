@@ -95,7 +95,8 @@ def test_a_timer_queue_that_is_lost_is_made_again_from_the_log(real: RealStore, 
     with WheelStore.open(real.root, clock=ManualClock(real.stopped_ms)) as store:
         found = Counter((each.unique_key, each.topic, each.due_ms) for each in store.pending())
         assert found == truth(real, "pending")
-        assert store.check() == []
+        told = [] if lost == "first file" else ["consumequeue"]
+        assert [each.where for each in store.check()] == told
 
 
 def test_nothing_is_wrong_with_it(store: WheelStore) -> None:
