@@ -78,3 +78,20 @@ def test_what_a_queue_lost_at_its_end_comes_from_the_log(tmp_path: Path, lost: s
     backlog = backlog_of(tmp_path / "store", LOST[lost])
     assert backlog.total("pending") == WAITING
     assert backlog.total("not_in_queue") == {"the last file": 21, "two files": 71}.get(lost, 11)
+
+
+@pytest.mark.parametrize(
+    ("lost", "count"), [*zip(LOST, (21, 71, 11), strict=True), ("the queue", WAITING)]
+)
+def test_a_first_opening_makes_again_what_a_broker_s_queue_lost(
+    tmp_path: Path, lost: str, count: int
+) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS + 61_500)
+    backlog_of(path, (LOST | {"the queue": shutil.rmtree})[lost])
+    with open_levels(path, clock) as store:
+        assert len(list(store.pending())) == WAITING
+        [told] = [each for each in store.check() if each.where == "consumequeue"]
+        assert told.problem.startswith(f"{count} entries were missing or damaged")
+    with open_levels(path, clock) as store:
+        assert len(list(store.pending())) == WAITING
+        assert store.check() == []
