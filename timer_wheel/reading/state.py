@@ -34,7 +34,8 @@ class WheelState:
     have to be placed lead to no record. ``lost_log_bytes`` of the timer log are not there, which
     the checkpoint knows (0 ``after_crash``: the power may have taken them). ``unlinked_count`` are
     units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done),
-    ``cut_slot_count`` slots to come begin where the timer log has no unit any more.
+    ``cut_slot_count`` slots to come begin where the timer log has no unit any more (0 after a crash
+    of ours: units alone count).
     ``unreachable_count`` messages are in slots further back than a broker that starts reads;
     ``after_crash`` those of which the log does not tell that they are done, from our last flush on.
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.

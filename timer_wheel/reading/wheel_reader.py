@@ -249,7 +249,7 @@ def read_wheel_store(
         shared_positions=shared_positions,
         lost_log_bytes=0 if after_crash else _lost_log_bytes(checkpoint, units, log.file_bytes),
         unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset) if is_told else 0,
-        cut_slot_count=is_told * _cut_slot_count(revised, units, read_time_ms, precision_ms),
+        cut_slot_count=_cut_slot_count(revised, units, read_time_ms, precision_ms) * (hand_ms > 0),
         unreachable_count=unreachable_count,
         checkpoint_damage=checkpoint_damage(root, now_ms),
     )

@@ -138,7 +138,8 @@ def _open(
         log.segments.delete_before(own.log_begins)
     log.find_end()
     end = log.end
-    makes_again = log_has_losses(own, store) or has_lost_files(own, log, store)
+    found_ms = _known_precision(store, log, files) if waiting is None else None
+    makes_again = log_has_losses(own, store) or has_lost_files(own, log, store, files, found_ms)
     if makes_again:
         truncate_all(log, store, files)
     is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
@@ -147,7 +148,7 @@ def _open(
     if own is None or not own.is_known:
         truncate_at_gap(log, store, files)
     was_cut = log.end < end
-    known_ms = _known_precision(store, log, files) if waiting is None else None
+    known_ms = (_known_precision(store, log, files) if waiting is None else None) or found_ms
     if known_ms is None and precision_ms is None:
         _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
@@ -277,8 +278,7 @@ def _from_timer_log(
     unhung = log.unhung(wheel) if counts[LINKS] else TimerRows.empty()
     is_early = was_due_when_stored(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
     timers.count_mended(mended + flipped)
-    early = early.rows(is_early)
-    timers.begin(wheel, has_rolled=bool(counts[ROLLS]), early=early, unhung=unhung)
+    timers.begin(wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), unhung=unhung)
     files.compare(wheel, file, log.end)
     timers.resume_at(resume(timers.queue, log, store))
     timers.count_mended(

@@ -21,7 +21,8 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.format.timer_due import FINEST_MS
-from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.format.wheel_file import SLOT
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms
 from timer_wheel.reading.before_us import done_before_us, has_note
 from timer_wheel.reading.copies import Copies
 from timer_wheel.timers.copies_in_log import copies_in_log
@@ -57,15 +58,31 @@ def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) ->
     return not is_at_flush or own.flushed_position != log.end
 
 
-def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStore) -> bool:
-    """Whether first files of the timer log are missing that retention did not take: the checkpoint
-    says where the log begins, and the log still has records of messages before its first unit.
+def has_lost_files(
+    own: OwnCheckpoint | None,
+    log: LiveTimerLog,
+    store: LiveStore,
+    files: WheelFiles,
+    precision_ms: int | None,
+) -> bool:
+    """Whether first files of the timer log are missing that retention did not take: the log still
+    has records of messages before its first unit. Where it began our checkpoint says; of a
+    broker's, slots to come that begin before that.
     """
-    if own is None or not own.is_known or log.segments.min_offset <= own.log_begins:
+    begin, queue = log.segments.min_offset, store.queue(TIMER_TOPIC, 0)
+    began = own.log_begins if own is not None and own.is_known else 0
+    first = log.unit_at(begin).commit_log_offset
+    if begin <= began or not len(first):
         return False
-    first = log.unit_at(log.segments.min_offset).commit_log_offset
-    queue = store.queue(TIMER_TOPIC, 0)
-    return bool(len(first)) and queue.first_behind(int(first[0]) - 1) > queue.min_offset
+    if queue.first_behind(int(first[0]) - 1) <= queue.min_offset:
+        return False
+    if own is not None and own.is_known:
+        return True
+    file = files.slots_on_disk()
+    slots = np.empty(0, SLOT.dtype) if file is None else file.slots
+    hand_ms, width_ms = files.found.last_read_time_ms, precision_ms or DEFAULT_PRECISION_MS
+    is_to_come = slots["time_units"] >= max(hand_ms // width_ms, 1)
+    return bool((is_to_come & (slots["first_position"] < begin)).any())
 
 
 def log_has_losses(own: OwnCheckpoint | None, store: LiveStore) -> bool:

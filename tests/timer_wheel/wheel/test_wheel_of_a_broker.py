@@ -3,16 +3,18 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from message_store import Cancellation, ManualClock
+from message_store import Cancellation, ManualClock, Severity
+from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.recall_handle import RecallHandle
 from tests.independent.raw_files import read_timer_check
-from tests.independent.real_stores import WHEEL_55_CLEAN, RealStore, unpack
+from tests.independent.real_stores import WHEEL_55_CLEAN, WHEEL_551_POP, RealStore, unpack
 from timer_wheel import HierarchicalWheelStore, WheelStore, read_wheel_store
 
 DAY_MS = 86_400_000
@@ -97,6 +99,39 @@ def test_a_timer_queue_that_is_lost_is_made_again_from_the_log(real: RealStore, 
         assert found == truth(real, "pending")
         told = [] if lost == "first file" else ["consumequeue"]
         assert [each.where for each in store.check()] == told
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["clean", "killed"])
+@pytest.mark.parametrize("lost", range(3))
+@pytest.mark.parametrize("name", [WHEEL_55_CLEAN, WHEEL_551_POP])
+def test_a_timer_log_that_lost_a_file_hides_and_repeats_nothing(
+    tmp_path: Path, name: str, lost: int, is_killed: bool
+) -> None:
+    """The queue and the log have what its units were made from."""
+    found = unpack(name, tmp_path / "store")
+    files = sorted((found.root / "timerlog").iterdir())
+    with WheelStore.open(unpack(name, tmp_path / "whole").root, clock=clock_of(found)) as whole:
+        waits = Counter(each.unique_key for each in whole.pending())
+    file = files[: lost + 1][-1]
+    file_bytes = file.stat().st_size
+    file.unlink()
+    if is_killed:
+        (found.root / "abort").touch()
+    with suppress(SourceError):
+        how: dict[str, Any] = {"now_ms": found.stopped_ms, "after_crash": is_killed}
+        state = read_wheel_store(StoreRoot(found.root), **how)
+        assert state.doubts or len(state.pending) == sum(waits.values())
+    if file not in (files[0], files[-1]):
+        with pytest.raises(SourceError, match="this file is missing"):
+            WheelStore.open(found.root, clock=clock_of(found))
+        file.write_bytes(bytes(file_bytes))
+    with WheelStore.open(found.root, clock=clock_of(found)) as store:
+        assert Counter(each.unique_key for each in store.pending()) == waits
+        assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+
+
+def clock_of(real: RealStore) -> ManualClock:
+    return ManualClock(real.stopped_ms)
 
 
 def test_nothing_is_wrong_with_it(store: WheelStore) -> None:
