@@ -3,10 +3,10 @@
 
 The log still has the records, unless retention took them. Two kinds of evidence:
 
-- A queue without any file. A broker makes a level's directory with its first message, so a missing
-  directory mostly means an unused level. The level's delivery offset, or records of it in the
-  newest part of the log, show that the level was used. Limitation: a level without an offset that
-  was last used before that part of the log counts as unused.
+- A queue without any file, or whose files hold nothing. A broker makes a level's directory with its
+  first message, so a missing directory mostly means an unused level. The level's delivery offset, or
+  records of it in the newest part of the log, show that the level was used. Limitation: a level
+  without an offset that was last used before that part of the log counts as unused.
 - A queue that is shorter than at the last flush, or that begins behind its offset. Only the marks
   of ``delaywheel`` show this; a store that only brokers used has none.
 """
@@ -34,6 +34,7 @@ from message_store.reading.consume_queue import (
     FILES_SCANNED_FOR_THE_END,
     UnitArray,
     is_filled,
+    read_last_entry,
     read_queue,
 )
 from message_store.reading.indexed_end import find_indexed_end
@@ -130,23 +131,27 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
     there = levels_with_queue(store.path)
     offsets = _used_offsets(tables, there)
     has_files = [level for level in there if list_segments(store.level_queue(level))]
+    filled = [level for level in has_files if len(read_last_entry(store.level_queue(level)))]
     evidence = {
         level: "has no file left"
         for level in there
         if level not in has_files and (is_at_rest or level in offsets or level in used)
     }
     for level, offset in offsets.items():
-        if level not in there:
-            evidence[level] = f"is gone, where delayOffset.json has its offset {offset:,}"
+        if level not in filled:
+            lost = "has no entry" if level in has_files else "is gone"
+            known = f"{lost}, where delayOffset.json has its offset {offset:,}"
+            evidence.setdefault(level, known)
     flushed = marks[0].ends if marks[0] else {}
     for level, end in flushed.items():
         if end and level not in there:
             entries = counted(end, *_ENTRIES)
             evidence.setdefault(level, f"is gone, where the last flush knew of {entries}")
     if was_stopped_cleanly:  # else a queue may not have come to the disk yet
-        for level in sorted(_levels_in_log(store, has_files)):
-            if level not in there:
-                evidence.setdefault(level, "is gone, where the log has records of it")
+        for level in sorted(_levels_in_log(store, filled)):
+            if level not in filled:
+                lost = "has no entry" if level in has_files else "is gone"
+                evidence.setdefault(level, f"{lost}, where the log has records of it")
     return tuple(
         GoneQueue(level, store.level_queue(level), evidence[level]) for level in sorted(evidence)
     )

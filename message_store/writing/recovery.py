@@ -16,6 +16,7 @@ import numpy as np
 
 from message_store.base.errors import FormatError, SourceError
 from message_store.base.printable import shell_word
+from message_store.files.config_files import read_topics
 from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
@@ -183,7 +184,8 @@ def recover(
             cut += queue.cut(end)
             queue.correct_min_offset(log.min_offset)
     doubted = {(one.queue.topic, one.queue.queue_id): one.end for one in extent.doubted}
-    dispatcher = Dispatcher(log, queues, levels, doubted)
+    topics, new_from = read_topics(root.path), extent.start
+    dispatcher = Dispatcher(log, queues, levels, doubted, topics=topics, new_from=new_from)
     start = extent.dispatch_from
     if not dispatcher.run(start, end):
         start = log.min_offset

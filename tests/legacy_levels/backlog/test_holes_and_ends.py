@@ -5,6 +5,7 @@ log, or told, and never counted as delivered.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.lost_queues import gone_queues
 from message_store import AfterMs, ManualClock, Message
+from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from tests.faults.engines import open_levels
 
@@ -95,3 +98,37 @@ def test_a_first_opening_makes_again_what_a_broker_s_queue_lost(
     with open_levels(path, clock) as store:
         assert len(list(store.pending())) == WAITING
         assert store.check() == []
+
+
+def test_a_queue_that_holds_nothing_is_told_as_one_that_is_gone(tmp_path: Path) -> None:
+    def harm(queue: Path) -> None:
+        for each in queue.iterdir():
+            each.write_bytes(bytes(each.stat().st_size))
+
+    backlog_of(tmp_path / "store", harm)
+    [gone] = gone_queues(StoreRoot(tmp_path / "store"))
+    assert str(gone).endswith("level 18 has no entry, where the log has records of it")
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_first_opening_brings_no_queue_of_a_deleted_topic_back(
+    tmp_path: Path, is_deleted: bool
+) -> None:
+    """Its records are in the log. One that the configuration names has lost its directory."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    with open_levels(path, clock) as store:
+        for topic in ("orders", "others", "orders"):
+            store.schedule(Message(topic, b"x"), AfterMs(1_000))
+        clock.tick(2_500)
+        assert len(store.advance(clock.now_ms())) == 3
+    shutil.rmtree(path / "delaywheel")
+    shutil.rmtree(path / "consumequeue" / "others")
+    if is_deleted:
+        config = path / "config" / "topics.json"
+        table = json.loads(config.read_text())
+        del table["topicConfigTable"]["others"]
+        config.write_text(json.dumps(table))
+    with open_levels(path, clock) as store:
+        assert store.topic("others").ranges() == ({} if is_deleted else {0: (0, 1)})
+        assert store.topic("orders").ranges() == {0: (0, 2)}
+        assert (store.check() == []) is is_deleted
