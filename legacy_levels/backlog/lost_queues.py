@@ -4,7 +4,7 @@
 The log still has the records, unless retention took them. Two kinds of evidence:
 
 - A queue without any file, or whose files hold nothing. A broker makes a level's directory with its
-  first message, so a missing directory mostly means an unused level. The level's delivery offset, or
+  first message, so a missing one mostly means an unused level. The level's delivery offset, or
   records of it in the newest part of the log, show that the level was used. Limitation: a level
   without an offset that was last used before that part of the log counts as unused.
 - A queue that is shorter than at the last flush, or that begins behind its offset. Only the marks
