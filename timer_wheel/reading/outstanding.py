@@ -240,7 +240,8 @@ class Outstanding:
     """Messages and delete markers that are pending, and what was left out of them.
 
     ``resume_queue_offset`` is where a broker reads the timer queue on; ``placed_again_count``
-    entries behind that have units already, ``astray_count`` lead to no record.
+    entries behind that have units already, ``astray_count`` lead to no record. ``unplaced_count``
+    messages before that have no units, though they were not due when the store was stopped.
     """
 
     timers: PendingTimers
@@ -251,6 +252,7 @@ class Outstanding:
     expired_count: int = 0
     placed_again_count: int = 0
     astray_count: int = 0
+    unplaced_count: int = 0
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -316,7 +318,9 @@ def outstanding(
         timers = _without_rolled(timers, commit_log)  # first: what came is the last of a series
     if since is not None:
         timers, done_count = still_to_do(timers, units, commit_log, since, cancelled_of, hand_ms)
-    counts = done_count, expired_count, again_count, waiting.astray_count
+    is_told = timeline is None and not after_crash  # else the log may tell that they are done
+    unplaced_count = _unplaced_count(root, commit_log, units, resume) if is_told else 0
+    counts = done_count, expired_count, again_count, waiting.astray_count, unplaced_count
     return Outstanding(timers, timeline, resume, blocking, *counts)
 
 
@@ -356,6 +360,21 @@ def _behind_last_unit(root: StoreRoot, units: TimerUnits) -> int:
     found = np.flatnonzero(queue.commit_log_offset == last)
     row = int(found[-1]) + 1 if len(found) else np.searchsorted(queue.commit_log_offset, last)
     return queue.first_queue_offset + int(row)
+
+
+def _unplaced_count(
+    root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, resume: int
+) -> int:
+    """How many messages between the last unit's and ``resume`` have no units. What was due when the
+    newest record was stored may have been delivered at once, and needed none.
+    """
+    behind = _behind_last_unit(root, units)
+    if not len(units) or behind >= resume:
+        return 0
+    queue = read_queue(root.timer_queue(), from_queue_offset=behind).slice(behind, resume)
+    found = waiting_in_queue(root, queue, commit_log, behind).timers
+    is_lost = ~found.is_marker & (found.slot_time_ms > newest_store_ms(root))
+    return int((is_lost & ~_are_placed(found, units)).sum())
 
 
 def _first_ms(timers: PendingTimers) -> int:

@@ -32,10 +32,11 @@ class WheelState:
     deliver more than once because two chains lead to them. ``placed_again_count`` messages are on
     the wheel, and the checkpoint lets a broker place them once more. ``astray_count`` entries that
     have to be placed lead to no record. ``lost_log_bytes`` of the timer log are not there, which
-    the checkpoint knows (0 ``after_crash``: the power may have taken them). ``unlinked_count`` are
+    the checkpoint knows (0 after a crash of ours, which makes them again). ``unlinked_count`` are
     units in slots to come that no chain reaches (0 ``after_crash``: they may be of what is done),
     ``cut_slot_count`` slots to come begin where the timer log has no unit any more (0 after a crash
-    of ours: units alone count).
+    of ours: units alone count). ``unplaced_count`` messages of the queue lie behind that of the
+    last unit, and before where a broker goes on (0 ``after_crash``).
     ``unreachable_count`` messages are in slots further back than a broker that starts reads;
     ``after_crash`` those of which the log does not tell that they are done, from our last flush on.
     ``checkpoint_damage`` says what is wrong with the checkpoint, as far as is known.
@@ -62,6 +63,7 @@ class WheelState:
     unlinked_count: int = 0
     cut_slot_count: int = 0
     unreachable_count: int = 0
+    unplaced_count: int = 0
     checkpoint_damage: str | None = None
 
     @property
@@ -97,6 +99,13 @@ class WheelState:
             doubts.append(
                 f"timerlog: {slots} where no unit is any more: a broker loses those messages."
                 " `delaywheel run` finds them by the queue"
+            )
+        if self.unplaced_count:
+            messages = counted(self.unplaced_count, "message has", "messages have")
+            doubts.append(
+                f"timer queue: {messages} no unit before queue offset"
+                f" {self.resume_queue_offset:,}, where a broker goes on: it loses them. `delaywheel"
+                " run` delivers them"
             )
         if self.unreachable_count:
             messages = counted(self.unreachable_count, "message is", "messages are")

@@ -13,6 +13,7 @@ from message_store import Cancellation, ManualClock, Severity
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.recall_handle import RecallHandle
+from tests.faults.test_whole_files_lost import destroy
 from tests.independent.raw_files import read_timer_check
 from tests.independent.real_stores import WHEEL_55_CLEAN, WHEEL_551_POP, RealStore, unpack
 from timer_wheel import HierarchicalWheelStore, WheelStore, read_wheel_store
@@ -103,9 +104,10 @@ def test_a_timer_queue_that_is_lost_is_made_again_from_the_log(real: RealStore, 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["clean", "killed"])
 @pytest.mark.parametrize("lost", range(3))
+@pytest.mark.parametrize("kind", ["gone", "zero"])
 @pytest.mark.parametrize("name", [WHEEL_55_CLEAN, WHEEL_551_POP])
 def test_a_timer_log_that_lost_a_file_hides_and_repeats_nothing(
-    tmp_path: Path, name: str, lost: int, is_killed: bool
+    tmp_path: Path, name: str, kind: str, lost: int, is_killed: bool
 ) -> None:
     """The queue and the log have what its units were made from."""
     found = unpack(name, tmp_path / "store")
@@ -113,18 +115,19 @@ def test_a_timer_log_that_lost_a_file_hides_and_repeats_nothing(
     with WheelStore.open(unpack(name, tmp_path / "whole").root, clock=clock_of(found)) as whole:
         waits = Counter(each.unique_key for each in whole.pending())
     file = files[: lost + 1][-1]
-    file_bytes = file.stat().st_size
-    file.unlink()
+    destroy(file, kind)
     if is_killed:
         (found.root / "abort").touch()
     with suppress(SourceError):
         how: dict[str, Any] = {"now_ms": found.stopped_ms, "after_crash": is_killed}
         state = read_wheel_store(StoreRoot(found.root), **how)
-        assert state.doubts or len(state.pending) == sum(waits.values())
-    if file not in (files[0], files[-1]):
+        is_whole = len(state.pending) == sum(waits.values())
+        # Of a killed broker's last file a loss of power may leave zeros; then it passes those over.
+        assert state.doubts or is_whole or (is_killed and kind == "zero" and file == files[-1])
+    if kind == "gone" and file not in (files[0], files[-1]):
         with pytest.raises(SourceError, match="this file is missing"):
             WheelStore.open(found.root, clock=clock_of(found))
-        file.write_bytes(bytes(file_bytes))
+        file.write_bytes(bytes(files[0].stat().st_size))
     with WheelStore.open(found.root, clock=clock_of(found)) as store:
         assert Counter(each.unique_key for each in store.pending()) == waits
         assert [each for each in store.check() if each.severity is Severity.ERROR] == []
