@@ -38,6 +38,7 @@ from message_store.reading.consume_queue import (
     read_queue,
 )
 from message_store.reading.indexed_end import find_indexed_end
+from message_store.reading.recovered_end import on_disk_until
 
 _ENTRIES = ("entry", "entries")
 
@@ -123,7 +124,6 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
         return ()
     # A writer may be at work. What shows that a queue was there is read before the queues, so that
     # a queue that is made meanwhile is found. It has a directory before it has a file.
-    was_stopped_cleanly = store.was_stopped_cleanly
     is_at_rest = is_held or not store.is_in_use()
     tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
     marks = [read_mark(store.path, name) for name in (FLUSHED_NAME, LATEST_NAME)]
@@ -147,11 +147,10 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
         if end and level not in there:
             entries = counted(end, *_ENTRIES)
             evidence.setdefault(level, f"is gone, where the last flush knew of {entries}")
-    if was_stopped_cleanly:  # else a queue may not have come to the disk yet
-        for level in sorted(_levels_in_log(store, filled)):
-            if level not in filled:
-                lost = "has no entry" if level in has_files else "is gone"
-                evidence.setdefault(level, f"{lost}, where the log has records of it")
+    for level in sorted(_levels_in_log(store, filled)):
+        if level not in filled:
+            lost = "has no entry" if level in has_files else "is gone"
+            evidence.setdefault(level, f"{lost}, where the log has records of it")
     return tuple(
         GoneQueue(level, store.level_queue(level), evidence[level]) for level in sorted(evidence)
     )
@@ -173,12 +172,13 @@ def _used_offsets(tables: Iterable[Mapping[int, int]], there: list[int]) -> Mapp
 def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
     """Levels of records in the newest part of the log to which none of these levels' queues leads.
 
-    Only below the newest record that any queue knows: what lies behind it, none may know yet.
+    Only below the newest record that any queue knows, and in what was on the disk before a kill:
+    what lies behind that, none may know yet.
     """
     newest = parallel_map(lambda level: _newest_entries(store.level_queue(level)), levels)
     with open_log(store) as log:
         places = [units["commit_log_offset"].astype(np.int64) for units in newest]
-        end = find_indexed_end(store.path, log).log_offset
+        end = min(find_indexed_end(store.path, log).log_offset, on_disk_until(store, log))
         # Of a queue that is longer than what was read of it, nothing is known before that.
         firsts = [int(at.min()) for at in places if len(at) >= _NEWEST_ENTRIES]
         lowest = max([log.min_offset, end - _TAIL_BYTES, *firsts])
