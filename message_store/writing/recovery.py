@@ -104,12 +104,13 @@ class NewestRecord:
 
 
 def survey(
-    log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, was_clean: bool, has_note: bool
+    log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, was_clean: bool, noted_end: int
 ) -> Extent:
     """Find where the log ends, and change nothing.
 
-    Where no note says how long the queues were (``has_note``), as in a broker's store, they are
-    compared with the log's last 8 MiB: zeros in place of entries look as if nothing had been there.
+    Where no note says how long the queues were, or an older one (``noted_end``), as in a store that
+    a broker left, they are compared with the log's last 8 MiB: zeros in place of entries look as if
+    nothing had been there.
     An entry of a queue tells how far the log goes only if a record of that queue begins there: a
     damaged entry would end the log anywhere. Raises SourceError when the log is damaged where it
     was known to be whole: all records behind the damage would be lost silently.
@@ -140,13 +141,14 @@ def survey(
         if record.is_doubted
     )
     dispatch_from = min([start, *(max(record.end, log.min_offset) for record in doubted)])
+    is_noted = noted_end >= 0 if not was_clean else noted_end == end
     extent = Extent(
         start,
         end,
         last_record if last_record >= 0 else last_start,
         was_clean,
         start == newest_end,
-        dispatch_from if has_note else min(dispatch_from, _recent(log, queues, end)),
+        dispatch_from if is_noted else min(dispatch_from, _recent(log, queues, end)),
         doubted,
         (*lost, *stepped_over),
     )

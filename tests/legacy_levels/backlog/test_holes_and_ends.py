@@ -17,6 +17,7 @@ from legacy_levels.backlog.lost_queues import gone_queues
 from message_store import AfterMs, ManualClock, Message
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.writing.losses import StoreEnds
 from tests.faults.engines import open_levels
 
 START_MS = 1_793_000_000_000
@@ -83,14 +84,18 @@ def test_what_a_queue_lost_at_its_end_comes_from_the_log(tmp_path: Path, lost: s
     assert backlog.total("not_in_queue") == {"the last file": 21, "two files": 71}.get(lost, 11)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(
     ("lost", "count"), [*zip(LOST, (21, 71, 11), strict=True), ("the queue", WAITING)]
 )
-def test_a_first_opening_makes_again_what_a_broker_s_queue_lost(
-    tmp_path: Path, lost: str, count: int
+def test_an_opening_makes_again_what_a_broker_s_queue_lost(
+    tmp_path: Path, lost: str, count: int, is_first: bool
 ) -> None:
+    """Also where the broker was not the first: our note is of a shorter log."""
     path, clock = tmp_path / "store", ManualClock(START_MS + 61_500)
     backlog_of(path, (LOST | {"the queue": shutil.rmtree})[lost])
+    if not is_first:
+        StoreEnds(1_000, {}, {}).write(StoreRoot(path))
     with open_levels(path, clock) as store:
         assert len(list(store.pending())) == WAITING
         [told] = [each for each in store.check() if each.where == "consumequeue"]
