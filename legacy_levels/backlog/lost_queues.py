@@ -124,6 +124,7 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
         return ()
     # A writer may be at work. What shows that a queue was there is read before the queues, so that
     # a queue that is made meanwhile is found. It has a directory before it has a file.
+    was_stopped_cleanly = store.was_stopped_cleanly
     is_at_rest = is_held or not store.is_in_use()
     tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
     marks = [read_mark(store.path, name) for name in (FLUSHED_NAME, LATEST_NAME)]
@@ -147,10 +148,11 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
         if end and level not in there:
             entries = counted(end, *_ENTRIES)
             evidence.setdefault(level, f"is gone, where the last flush knew of {entries}")
-    for level in sorted(_levels_in_log(store, filled)):
-        if level not in filled:
-            lost = "has no entry" if level in has_files else "is gone"
-            evidence.setdefault(level, f"{lost}, where the log has records of it")
+    if was_stopped_cleanly or is_at_rest:  # else a level may be used since for the first time
+        for level in sorted(_levels_in_log(store, filled)):
+            if level not in filled:
+                lost = "has no entry" if level in has_files else "is gone"
+                evidence.setdefault(level, f"{lost}, where the log has records of it")
     return tuple(
         GoneQueue(level, store.level_queue(level), evidence[level]) for level in sorted(evidence)
     )

@@ -136,6 +136,12 @@ class LiveSegments:
         """Say that the file that begins at ``start`` is being written to."""
         self._dirty.add(start)
 
+    def sync_all(self) -> None:
+        """Sync every file, whoever wrote it. Raises TargetError."""
+        for start in self.starts:
+            self.doubt(start)
+        self.sync()
+
     def doubt(self, start: int) -> None:
         """Say that the file that begins at ``start``, and the names that lead to it, may be in
         memory alone: a process wrote them that did not live to sync them.

@@ -19,6 +19,7 @@ from message_store.base.printable import shell_word
 from message_store.files.array_room import new_array, zero_array
 from message_store.files.segments import Segment, SegmentReader, segment_name
 from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
+from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import (
     EXT_UNIT,
     MAX_EXT_ADDRESS,
@@ -216,10 +217,14 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
     for before, after in pairwise(starts):
         if after != before + reader.file_bytes:
             missing = reader.directory / segment_name(before + reader.file_bytes)
+            way = ""
+            if reader.directory.parent.name == LEVEL_TOPIC:
+                way = (
+                    f"; or `truncate -s {reader.file_bytes} {shell_word(str(missing))}` and convert"
+                    " with --whole-log, which also converts what was cancelled there"
+                )
             raise TruncatedRecordError(
-                "a file of the queue is missing; take it from a backup, or"
-                f" `truncate -s {reader.file_bytes} {shell_word(str(missing))}` and convert with"
-                " --whole-log",
+                f"a file of the queue is missing; take it from a backup{way}",
                 path=reader.directory,
                 expected=f"a file that begins at {before + reader.file_bytes}",
                 found=f"one that begins at {after}",

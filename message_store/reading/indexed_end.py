@@ -8,6 +8,7 @@ import numpy as np
 
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LMQ_PREFIX
 from message_store.reading.commit_log import NO_TIME, read_store_times
 from message_store.reading.consume_queue import read_last_entries, read_last_entry
@@ -53,10 +54,12 @@ def newest_places(root: Path) -> set[int]:
     return {int(at) for each in newest for at in each.commit_log_offset[~each.is_pre_blank]}
 
 
-def places_behind(root: Path, log: SegmentReader) -> list[int]:
+def places_behind(root: Path, log: SegmentReader, *, in_lost_files: bool) -> list[int]:
     """The log offsets, in order, that the last two entries of queues name, where nothing begins and
-    behind which no file of the log begins with anything. Of a clean store whose log is whole there
-    are none; a single one may be damage of the entry.
+    behind which no file of the log begins with anything. A single one may be damage of the entry.
+
+    Others may be what a broker left behind the end of a queue that it cut after a loss of power; it
+    zeroes nothing there. ``in_lost_files`` are only those of files of which the log has nothing.
     """
     found = [np.empty(0, np.int64)]
     for directory in _queue_directories(root):
@@ -64,9 +67,10 @@ def places_behind(root: Path, log: SegmentReader) -> list[int]:
             last = read_last_entries(directory, 2)
             found.append(last.commit_log_offset[~last.is_pre_blank].astype(np.int64))
     used = [each.start_offset for each in log.segments if log.has_data_at(each.start_offset)]
+    first = max(used, default=LONG_MAX) + (log.file_bytes if in_lost_files and used else 0)
     end = log.end_offset + _MOST_LOST_FILES * log.file_bytes
     places = np.unique(np.concatenate(found))
-    places = places[(places >= max(used, default=0)) & (places < end)]
+    places = places[(places >= first) & (places < end)]
     return [at for at in places.tolist() if not log.has_data_at(at)]
 
 

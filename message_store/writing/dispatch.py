@@ -87,8 +87,8 @@ class Dispatcher:
     topic and queue id, may be damaged; the value is the commit log offset where the newest record
     ends to which they lead nevertheless. Entries of queue offsets that are ``astray`` may lead to
     the records of others, as all may behind such an end; where any are, nothing else is repaired.
-    A queue without files had none either when the records before ``new_from`` came to the disk, if
-    its topic is not among those that the store's ``topics`` name: the topic was deleted.
+    Of a queue without files, records before ``new_from`` are left out: its topic may have been
+    deleted. Those in ``lost`` were there, and so were the queues of pending messages.
     RocketMQ: DefaultMessageStore.ReputMessageService#doReput (4.9.7).
     """
 
@@ -100,11 +100,11 @@ class Dispatcher:
         doubted: Mapping[tuple[str, int], int] = MappingProxyType({}),
         *,
         astray: Int64s = _NONE,
-        topics: Collection[str] = (),
+        lost: Collection[tuple[str, int]] = (),
         new_from: int = 0,
     ) -> None:
         self._log = log
-        self._topics, self._new_from = topics, new_from
+        self._lost, self._new_from = lost, new_from
         self._queues = queues
         self._levels = levels
         self._known_ends = dict(doubted)
@@ -131,15 +131,14 @@ class Dispatcher:
                     name = (topic, int(one_queue["queue_id"][0]))
                     if topic == names.LEVEL_TOPIC and deal_with == self._repair:
                         self._replaced += _replaced_by(one_queue)
-                    if self._is_of_deleted_topic(*name):
+                    if self._may_be_deleted(*name):
                         one_queue = one_queue.take(one_queue["commit_log_offset"] >= self._new_from)
                     if len(one_queue) and (only is None or name in only):
                         deal_with(self._queues.queue(*name), one_queue)
         return not self._lacks_beginning
 
-    def _is_of_deleted_topic(self, topic: str, queue_id: int) -> bool:
-        is_named = topic in self._topics or topic in names.WAITING_TOPICS
-        if not self._topics or is_named or topic.startswith(names.LMQ_PREFIX):
+    def _may_be_deleted(self, topic: str, queue_id: int) -> bool:
+        if topic in names.WAITING_TOPICS or (topic, queue_id) in self._lost:
             return False
         queue = self._queues.find(topic, queue_id)
         return queue is None or not queue.segments.starts

@@ -185,7 +185,7 @@ def cut_log(root: StoreRoot) -> str | None:
     """
     ends = StoreEnds.read(root)
     if ends is None or ends.log_end <= 0:
-        return _lost_end(root)
+        return _lost_end(root, in_lost_files=True)
     with open_log(root) as log:
         last_byte = ends.log_end - 1
         segment = log.segment_at(last_byte)
@@ -246,18 +246,18 @@ def refuse_lost_end(queues: QueueSet, log_end: int) -> None:
     stopped cleanly lead behind the log's end.
     """
     refuse_cut_log(queues.root, log_end)
-    if (told := _lost_end(queues.root)) is not None:
+    if (told := _lost_end(queues.root, in_lost_files=False)) is not None:
         raise SourceError(f"{told}; {way_out(queues.root)}; nothing was changed")
 
 
-def _lost_end(root: StoreRoot) -> str | None:
+def _lost_end(root: StoreRoot, *, in_lost_files: bool) -> str | None:
     """A sentence about the end that the log of a broker's store has lost that was stopped cleanly,
-    by its queues. A store that was opened here has notes that say more.
+    by its queues (``places_behind``). A store that was opened here has notes that say more.
     """
     if not root.was_stopped_cleanly or noted_log_file_bytes(root) is not None:
         return None
     with open_log(root) as log:
-        behind = places_behind(root.path, log)
+        behind = places_behind(root.path, log, in_lost_files=in_lost_files)
         if len(behind) < 2 or not log.file_bytes:
             return None
         start = behind[0] - behind[0] % log.file_bytes

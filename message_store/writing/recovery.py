@@ -7,7 +7,7 @@ the rest of a torn append would be valid again behind the next one. Each record 
 unless that has it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from message_store.base.errors import FormatError, SourceError
 from message_store.base.printable import shell_word
-from message_store.files.config_files import read_topics
 from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
@@ -111,6 +110,7 @@ def survey(
     Where no note says how long the queues were, or an older one (``noted_end``), as in a store that
     a broker left, they are compared with the log's last 8 MiB: zeros in place of entries look as if
     nothing had been there.
+
     An entry of a queue tells how far the log goes only if a record of that queue begins there: a
     damaged entry would end the log anywhere. Raises SourceError when the log is damaged where it
     was known to be whole: all records behind the damage would be lost silently.
@@ -134,14 +134,9 @@ def survey(
     if last_synced < 0 and not checkpoint.nothing_was_synced:  # brokers before 5.5 note none
         last_synced = last_known
     end, last_record, stepped_over = _find_end(log, start, synced, last_synced)
-    # What a queue knows of records behind a hole in the log, where the log ends, it has to forget.
-    doubted = tuple(
-        record if record.end <= end else _newest_record(log, record.queue, end)
-        for record in known
-        if record.is_doubted
-    )
-    dispatch_from = min([start, *(max(record.end, log.min_offset) for record in doubted)])
     is_noted = noted_end >= 0 if not was_clean else noted_end == end
+    doubted = _doubted(log, known, end, are_ends_known=was_clean and is_noted)
+    dispatch_from = min([start, *(max(record.end, log.min_offset) for record in doubted)])
     extent = Extent(
         start,
         end,
@@ -186,8 +181,8 @@ def recover(
             cut += queue.cut(end)
             queue.correct_min_offset(log.min_offset)
     doubted = {(one.queue.topic, one.queue.queue_id): one.end for one in extent.doubted}
-    topics, new_from = read_topics(root.path), extent.start
-    dispatcher = Dispatcher(log, queues, levels, doubted, topics=topics, new_from=new_from)
+    new_from = extent.start if extent.is_clean else 0
+    dispatcher = Dispatcher(log, queues, levels, doubted, lost=lost, new_from=new_from)
     start = extent.dispatch_from
     if not dispatcher.run(start, end):
         start = log.min_offset
@@ -217,10 +212,9 @@ def _newest_record(log: LiveLog, queue: LiveQueue, log_end: int = LONG_MAX) -> N
     ``log_end``.
 
     The head of the record is compared, so that a damaged body takes no part in it. What was
-    neutralised tells nothing. A queue of multi-dispatch leads to records of other queues. One that
-    ends where a file ends may have lost the file behind that.
+    neutralised tells nothing. A queue of multi-dispatch leads to records of other queues.
     """
-    is_doubted = queue.needs_repair or queue.ends_with_file
+    is_doubted = queue.needs_repair
     is_of_others = queue.topic.startswith(LMQ_PREFIX)
     first = max(queue.min_offset, queue.max_offset - _ENTRIES_LOOKED_AT)
     for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):
@@ -244,6 +238,20 @@ def _newest_record(log: LiveLog, queue: LiveQueue, log_end: int = LONG_MAX) -> N
                 return NewestRecord(queue, offset, offset + size_bytes, is_doubted)
             is_doubted = True
     return NewestRecord(queue, -1, -1, is_doubted)
+
+
+def _doubted(
+    log: LiveLog, known: Sequence[NewestRecord], end: int, *, are_ends_known: bool
+) -> tuple[NewestRecord, ...]:
+    """The queues that may lack entries, with their newest records before the log's ``end``: what
+    they know of records behind a hole, where the log ends, they have to forget. One that ends where
+    a file ends may have lost the file behind that.
+    """
+    return tuple(
+        record if record.end <= end else _newest_record(log, record.queue, end)
+        for record in known
+        if record.is_doubted or (record.queue.ends_with_file and not are_ends_known)
+    )
 
 
 def _unclean_start(log: LiveLog, queues: QueueSet, checkpoint: StoreCheckpoint) -> int:

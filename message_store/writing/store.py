@@ -135,7 +135,7 @@ class LiveStore:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
             ends = StoreEnds.read(self.root)
-            how = self.was_clean, -1 if ends is None else ends.log_end
+            how = self.was_clean, -1 if ends is None or ends.begins is None else ends.log_end
             extent = survey(self.log, self.queues, self._checkpoint, *how)
             refuse_lost_end(self.queues, extent.end)
             files_end = self.log.end

@@ -267,7 +267,7 @@ def _warnings(change: Change) -> tuple[str, ...]:
     """Of a retirement: whether the target may have delivered what is pending here again. Raises
     TargetError.
     """
-    if change.kind != RETIRE:
+    if change.kind != RETIRE or "target" not in change.asked:
         return ()
     target = StoreRoot(Path(change.asked["target"]))
     if not target.path.is_dir():

@@ -13,6 +13,7 @@ from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
+from message_store.writing.recovery import SAVED_NAME
 from migrate.changes.note import unfinished_change
 from migrate.check.files import SIZE_SETTINGS
 from migrate.check.snapshot import StoreSnapshot
@@ -167,11 +168,22 @@ UNDELIVERED = error(
     " and remove the file in delaywheel/ that notes it",
 )
 
+RECORDS_CUT_OFF = warning(
+    "records-cut-off",
+    "an opening ended the log at a damaged record, as a broker does. The file keeps what lay behind"
+    " it; nothing delivers what was pending there",
+    "none after a loss of power: nobody was told that those messages are durable. Else take the log"
+    " from a backup, or send them again. Then remove the file",
+)
+
 _MOST_NAMED = 20
 
 
 def check_undelivered(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """The messages that the notes of the engines name."""
+    """The messages that the notes of the engines name, and files with what openings cut off."""
+    for file in sorted(snapshot.root.own.glob(f"{SAVED_NAME}-*")):
+        whole = counted(file.stat().st_size, "byte")
+        yield RECORDS_CUT_OFF.at(snapshot.relative(file), f"{whole} from behind the log's end")
     skipped = SkippedMessages(snapshot.root.path)
     of_levels = [
         (f"level {message.level}, queue offset {message.queue_offset}", message.reason)

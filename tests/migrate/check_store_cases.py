@@ -47,6 +47,12 @@ def without_queues(root: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
+def cut_off(root: Path) -> None:
+    file = root / "delaywheel" / "commitlog-behind-4096"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"abc")
+
+
 def noted(root: Path) -> None:
     file = root / "delaywheel" / "wheel-lost.json"
     file.parent.mkdir(exist_ok=True)
@@ -184,6 +190,7 @@ ACTING = {"enableSlaveActingMaster": "true", "brokerRole": "SLAVE"}
 CASES = [
     Case(code="store-crashed", make=store(abort=True)),
     Case(code="undelivered", make=then(store(), noted), says="a body that is another"),
+    Case(code="records-cut-off", make=then(store(), cut_off), says="3 bytes"),
     Case(code="disk-cleans-early", make=store(), options={"disk_used": 0.8}, says="80% full"),
     Case(
         code="disk-cleans-early",

@@ -295,10 +295,8 @@ def outstanding(
     expired_count = int((~is_there & ~timers.is_marker).sum())
     from_queue_offset = 0 if after_crash or timeline is not None else max(0, first_unread)
     queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
-    later = every.units[len(units) :]
-    waiting = waiting_in_queue(
-        root, queue, commit_log, first_unread, later=later, after_crash=after_crash
-    )
+    later, of_queue = every.units[len(units) :], (root, queue, commit_log, first_unread)
+    waiting = waiting_in_queue(*of_queue, later=later, after_crash=after_crash)
     expired_count += waiting.expired_count if tells_all or not after_crash else 0
     again_count = 0 if after_crash else int(_are_placed(waiting.timers, units).sum())
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
@@ -319,8 +317,8 @@ def outstanding(
     if since is not None:
         timers, done_count = still_to_do(timers, units, commit_log, since, cancelled_of, hand_ms)
     is_told = timeline is None and not after_crash  # else the log may tell that they are done
-    unplaced_count = _unplaced_count(root, commit_log, units, resume) if is_told else 0
-    counts = done_count, expired_count, again_count, waiting.astray_count, unplaced_count
+    unplaced = _unplaced_count(root, commit_log, units, resume) if is_told else 0
+    counts = done_count, expired_count, again_count, waiting.astray_count, unplaced
     return Outstanding(timers, timeline, resume, blocking, *counts)
 
 

@@ -234,7 +234,6 @@ def read_wheel_store(
         unreachable_count = _deliverable_count(root, left.timers.rows(is_passed & ~is_over))
         timers, recalled = left.timers.rows(~is_passed), recalled.rows(~is_passed)
         is_cancelled = recalled.for_broker(topic_in_delete_key)
-    is_ours = crash is not None and crash.is_ours
     is_told = not after_crash and hand_ms > 0  # else units of what is done may be unlinked
     return WheelState(
         **left.counts,
@@ -248,7 +247,7 @@ def read_wheel_store(
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
         shared_positions=shared_positions,
-        lost_log_bytes=_lost_log_bytes(checkpoint, units, log.file_bytes) * (not is_ours),
+        lost_log_bytes=_lost_log_bytes(checkpoint, units, log.file_bytes, crash),
         unlinked_count=_unlinked_count(alone, timers, commit_log.min_offset) if is_told else 0,
         cut_slot_count=_cut_slot_count(revised, units, read_time_ms, precision_ms) * (hand_ms > 0),
         unreachable_count=unreachable_count,
@@ -316,8 +315,14 @@ def _cut_slot_count(
     return int(is_lost.sum())
 
 
-def _lost_log_bytes(checkpoint: TimerCheckpoint, units: TimerUnits, file_bytes: int) -> int:
-    """How many bytes of a timer log were lost. A flush may end at a blank."""
+def _lost_log_bytes(
+    checkpoint: TimerCheckpoint, units: TimerUnits, file_bytes: int, crash: LastFlush | None
+) -> int:
+    """How many bytes of a timer log were lost; none after a crash of ours, when an opening makes
+    them again. A flush may end at a blank.
+    """
+    if crash is not None and crash.is_ours:
+        return 0
     lost_bytes = checkpoint.flush_position - units.end_position
     is_blank = file_bytes and checkpoint.flush_position % file_bytes == 0
     is_blank = is_blank and lost_bytes < TIMER_UNIT.size + TIMER_BLANK.size

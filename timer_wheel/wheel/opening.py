@@ -56,6 +56,7 @@ from timer_wheel.wheel.recovery import (
     has_lost_files,
     has_torn_end,
     log_has_losses,
+    mark_done_before_us,
     move_to,
     resume,
     truncate_all,
@@ -134,8 +135,7 @@ def _open(
     waiting: Int64s | None,
 ) -> tuple[LiveTimers, WheelSettings]:
     own = files.found_own
-    if own is not None:
-        log.segments.delete_before(own.log_begins)
+    log.segments.delete_before(0 if own is None else own.log_begins)
     log.find_end()
     end = log.end
     found_ms = _known_precision(store, log, files) if waiting is None else None
@@ -145,17 +145,18 @@ def _open(
     is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
     if is_in_doubt:
         truncate_to_flush(log, store, files)
+    is_bare = log.last_position is None and (own is None or not own.is_known)
     if own is None or not own.is_known:
         truncate_at_gap(log, store, files)
     was_cut = log.end < end
-    known_ms = (_known_precision(store, log, files) if waiting is None else None) or found_ms
+    known_ms = (was_cut and waiting is None and _known_precision(store, log, files)) or found_ms
     if known_ms is None and precision_ms is None:
         _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = attrs.evolve(wheel, precision_ms=asked_ms)
     known = attrs.evolve(settings, precision_ms=known_ms or asked_ms)
     timers = _from_timer_log(store, log, files, known)
-    went_back, dealt_with = False, None
+    went_back, dealt_with, has_markers = False, None, False
     if store.repeats and own and (undone_ms := first_undone_ms(timers)) < timers.wheel.hand_ms:
         truncate_behind_flush(own, log, store, files)
         was_cut, undone_ms = log.end < end, max(undone_ms, own.flushed_hand_ms)
@@ -167,9 +168,8 @@ def _open(
     apply_older_markers(timers)
     if waiting is not None:
         timers.mark_done_all_but(waiting)
-    elif makes_again or went_back or not store.repeats:
+    elif makes_again or went_back or is_bare or not store.repeats:
         dealt_with = _catch_up(timers, are_units_lost=makes_again)
-    has_markers = False
     if is_in_doubt and waiting is None:  # else the hierarchical wheel has noted it
         rest = timers.unplaced(EVERYTHING, keys=True)
         note_what_is_damaged(timers, rest)
@@ -201,9 +201,7 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
     if not is_in_doubt and is_at_flush and not files.is_stale:
         timers.save(own)
         return
-    for start in segments.starts:
-        segments.doubt(start)
-    segments.sync()
+    segments.sync_all()
     if is_in_doubt:
         flush_position = timers.log.end
         files.doubt_wheel()
@@ -253,8 +251,7 @@ def _from_timer_log(
     wheel = LiveWheel(settings.precision_ms, hand_ms)
     own = files.found_own
     counts = log.revise(wheel)
-    mended = truncate_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0)
-    if mended:
+    if mended := truncate_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0):
         wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)
     log_end = store.log.end
@@ -284,6 +281,7 @@ def _from_timer_log(
     timers.count_mended(
         mend_astray(store.log, store.queues, store.levels, timers.queue, timers.placed_end)
     )
+    mark_done_before_us(timers)
     return timers
 
 

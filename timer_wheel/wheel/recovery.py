@@ -133,9 +133,7 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
     if position % log.file_bytes == 0:
         first = min(int(rows.commit_log_offset.min()) for rows in log.all_units(position))
         place_from = store.queue(TIMER_TOPIC, 0).first_behind(first - 1)
-        for start in log.segments.starts:  # what is kept is on the disk before that says so
-            log.segments.doubt(start)
-        log.segments.sync()
+        log.segments.sync_all()  # what is kept is on the disk before that says so
     files.will_end_at(position, place_from=place_from)
     log.cut(position)
 
@@ -280,14 +278,21 @@ def find_done(timers: LiveTimers, *, are_units_lost: bool) -> Int64s | None:
         is_lost |= log_has_losses(own, store)
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
-        before = done_before_us(root)
-        timers.mark_records_done(before[before < log.end])  # others will lie behind that
     timers.set_names_from(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
     if copies_from < timers.foreign_until and (len(timers.done) or has_note(root)):
         return timers.done
     return None
+
+
+def mark_done_before_us(timers: LiveTimers) -> None:
+    """What a broker had done counts as done, also for an engine that repeats what it did itself."""
+    own = timers.files.found_own
+    if own is None or not own.is_known:
+        return
+    before = done_before_us(timers.store.root)
+    timers.mark_records_done(before[before < timers.store.log.end])  # others will lie behind that
 
 
 def first_undone_ms(timers: LiveTimers) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A wheel that a real 5.5.0 broker left, opened for writing: what waits, what comes, what stays."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,9 +14,12 @@ from message_store import Cancellation, ManualClock, Severity
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.recall_handle import RecallHandle
+from message_store.writing.settings import StoreSettings
+from tests.faults.damage import copy_store
 from tests.faults.test_whole_files_lost import destroy
 from tests.independent.raw_files import read_timer_check
 from tests.independent.real_stores import WHEEL_55_CLEAN, WHEEL_551_POP, RealStore, unpack
+from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import HierarchicalWheelStore, WheelStore, read_wheel_store
 
 DAY_MS = 86_400_000
@@ -131,6 +135,29 @@ def test_a_timer_log_that_lost_a_file_hides_and_repeats_nothing(
     with WheelStore.open(found.root, clock=clock_of(found)) as store:
         assert Counter(each.unique_key for each in store.pending()) == waits
         assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+
+
+@pytest.mark.check
+def test_a_stop_while_all_is_placed_again_repeats_nothing_of_before(tmp_path: Path) -> None:
+    """Also by an engine that repeats what it delivered since its last flush, as brokers do."""
+    found = unpack(WHEEL_551_POP, tmp_path / "store")
+    with WheelStore.open(unpack(WHEEL_551_POP, tmp_path / "whole").root, clock=clock_of(found)) as (
+        whole
+    ):
+        waits = Counter(each.unique_key for each in whole.pending())
+    min((found.root / "timerlog").iterdir()).unlink()
+    settings = StoreSettings(repeat_after_kill=True)
+    for number in itertools.count(0, 5):
+        path = tmp_path / str(number)
+        copy_store(found.root, path)
+        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
+            WheelStore.open(path, clock=clock_of(found), settings=settings).abandon()
+        store = WheelStore.open(path, clock=clock_of(found), settings=settings)
+        assert Counter(each.unique_key for each in store.pending()) == waits, number
+        store.abandon()
+        if not disk.refused:
+            break
+    assert number > 10
 
 
 def clock_of(real: RealStore) -> ManualClock:
