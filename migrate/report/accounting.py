@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.printable import counted
 from message_store.files.array_room import joined_columns, row_blocks
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Corrections
 from migrate.plan.target_rows import Runs, TargetRows
@@ -137,6 +138,11 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
         )
     warnings += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
     warnings += [f"the log is damaged at {offset}" for offset in backlog.damaged_places]
+    if backlog.damaged_places and backlog.recovered_end < LONG_MAX:
+        warnings.append(
+            "what was delivered behind the damage before the crash is not known: such messages are"
+            " taken again"
+        )
     return tuple(warnings)
 
 

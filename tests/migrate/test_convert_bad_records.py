@@ -12,11 +12,13 @@ import pytest
 
 from message_store.base.errors import BadRecordsError, FormatError, SourceError
 from message_store.files import small_files
+from message_store.reading.indexed_end import newest_places
 from migrate.changes.retire import retire
 from migrate.convert import convert, convert_merged
 from migrate.quarantine.kept import Quarantine
 from migrate.report.finished_target import finished_before
 from migrate.report.report import BadRecord
+from migrate.settings import TargetSettings
 from migrate.verify.verify import verify
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
@@ -24,6 +26,7 @@ from tests.independent.level_store_builder import (
     OrdinaryMessage,
     build_level_store,
 )
+from tests.independent.real_stores import LEVELS_49_CRASH, unpack
 from tests.migrate.conversions import (
     SMALL,
     Converted,
@@ -291,3 +294,18 @@ def test_the_bad_records_of_each_source_are_its_own(tmp_path: Path) -> None:
         found = verify(options.source, options.target, spark=None)
         assert found.quarantined == len(source.bad_records) == 1
         assert (found.missing, found.unexpected, found.problems) == (0, 0, ())
+
+
+def test_deliveries_behind_damage_are_told_as_unknown_after_a_crash(tmp_path: Path) -> None:
+    """A broker that starts cuts the log there, and delivers their messages again."""
+    store = unpack(LEVELS_49_CRASH, tmp_path / "store")
+    place = next(at for at in sorted(newest_places(store.root)) if at > 7_400_000)
+    file = store.root / "commitlog" / f"{place >> 20 << 20:020}"
+    with file.open("r+b") as log:
+        log.seek(place % (1 << 20))
+        log.write(bytes(4))
+    asked: dict[str, Any] = {"source": store.root, "now_ms": store.stopped_ms}
+    asked |= {"after_crash": True, "on_bad_record": "quarantine", "settings": TargetSettings()}
+    report = convert(options_for(tmp_path, **asked))
+    assert any(f"the log is damaged at {place}" in each for each in report.warnings)
+    assert any("such messages are taken again" in each for each in report.warnings)
