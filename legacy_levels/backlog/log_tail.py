@@ -15,7 +15,7 @@ from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import UnitArray, is_filled
-from message_store.reading.indexed_end import IndexedEnd, find_indexed_end
+from message_store.reading.indexed_end import RECENT_BYTES, IndexedEnd, find_indexed_end
 from message_store.reading.recovered_end import on_disk_until
 
 _NEWEST_ENTRIES = 1_024
@@ -55,10 +55,6 @@ class Known:
         return cls(indexed, on_disk)
 
 
-_LEAST_BYTES = 8 << 20
-"""So much of the log's end is read whatever the queues say. That takes 8 ms."""
-
-
 def start_of_tail(
     log: SegmentReader, level_ends: dict[int, int], known: Known, *, damaged_levels: set[int]
 ) -> int:
@@ -79,7 +75,7 @@ def start_of_doubt(
     full, or its last entries. Zeros in place of those look as if nothing had been there. So the
     log's last 8 MiB are asked for every level that ends there.
     """
-    recent = known.indexed.log_offset - _LEAST_BYTES
+    recent = known.indexed.log_offset - RECENT_BYTES
     full = {queue.level for queue in queues if queue.ends_with_file}
     doubted = (at for level, at in level_ends.items() if at and (at >= recent or level in full))
     return max(min(doubted, default=known.indexed.log_offset), log.min_offset)

@@ -37,7 +37,7 @@ from message_store.reading.consume_queue import (
     read_last_entry,
     read_queue,
 )
-from message_store.reading.indexed_end import find_indexed_end
+from message_store.reading.indexed_end import RECENT_BYTES, find_indexed_end
 from message_store.reading.recovered_end import on_disk_until
 
 _ENTRIES = ("entry", "entries")
@@ -93,12 +93,10 @@ def cut_queues_of(store: StoreRoot) -> tuple[CutQueue, ...]:
         return ()
 
 
-_TAIL_BYTES = 8 << 20
-"""So much of the log is looked at: with the queues' newest entries some 60 ms of a store in whose
-levels a million messages wait (measured).
-"""
-
 _NEWEST_ENTRIES = 4_096
+"""With the log's newest part some 60 ms of a store in whose levels a million messages wait
+(measured).
+"""
 
 
 @attrs.frozen
@@ -132,6 +130,7 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
     there = levels_with_queue(store.path)
     offsets = _used_offsets(tables, there)
     has_files = [level for level in there if list_segments(store.level_queue(level))]
+    lost = dict.fromkeys(has_files, "has no entry")
     filled = [level for level in has_files if len(read_last_entry(store.level_queue(level)))]
     evidence = {
         level: "has no file left"
@@ -140,9 +139,8 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
     }
     for level, offset in offsets.items():
         if level not in filled:
-            lost = "has no entry" if level in has_files else "is gone"
-            known = f"{lost}, where delayOffset.json has its offset {offset:,}"
-            evidence.setdefault(level, known)
+            known = f"where delayOffset.json has its offset {offset:,}"
+            evidence.setdefault(level, f"{lost.get(level, 'is gone')}, {known}")
     flushed = marks[0].ends if marks[0] else {}
     for level, end in flushed.items():
         if end and level not in there:
@@ -151,8 +149,8 @@ def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, 
     if was_stopped_cleanly or is_at_rest:  # else a level may be used since for the first time
         for level in sorted(_levels_in_log(store, filled)):
             if level not in filled:
-                lost = "has no entry" if level in has_files else "is gone"
-                evidence.setdefault(level, f"{lost}, where the log has records of it")
+                known = "where the log has records of it"
+                evidence.setdefault(level, f"{lost.get(level, 'is gone')}, {known}")
     return tuple(
         GoneQueue(level, store.level_queue(level), evidence[level]) for level in sorted(evidence)
     )
@@ -183,7 +181,7 @@ def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
         end = min(find_indexed_end(store.path, log).log_offset, on_disk_until(store, log))
         # Of a queue that is longer than what was read of it, nothing is known before that.
         firsts = [int(at.min()) for at in places if len(at) >= _NEWEST_ENTRIES]
-        lowest = max([log.min_offset, end - _TAIL_BYTES, *firsts])
+        lowest = max([log.min_offset, end - RECENT_BYTES, *firsts])
         queued = np.concatenate([np.empty(0, np.int64), *places])
         starts = np.append(queued, log.min_offset)
         starts = starts[(starts >= lowest) & (starts < end)]

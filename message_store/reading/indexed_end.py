@@ -13,6 +13,9 @@ from message_store.format.properties import LMQ_PREFIX
 from message_store.reading.commit_log import NO_TIME, read_store_times
 from message_store.reading.consume_queue import read_last_entries, read_last_entry
 
+RECENT_BYTES = 8 << 20
+"""So much of the log's end is asked where queues may have lost entries: 7 to 9 ms."""
+
 _MOST_LOST_FILES = 64
 """An entry that leads further behind the log's end is damaged."""
 

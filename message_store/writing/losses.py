@@ -172,7 +172,6 @@ class StoreLosses:
         return cls(lacked, rebuilt)
 
 
-_HEAD_BYTES = 8
 _PAGE_BYTES = 4_096
 
 
@@ -200,7 +199,7 @@ def cut_log(root: StoreRoot) -> str | None:
         tail_bytes = min(SMALLEST_RECORD_BYTES, ends.log_end - start)
         is_full = ends.log_end == start + log.file_bytes
         tail = log.read_at(ends.log_end - tail_bytes, tail_bytes)
-        if any(log.read_at(start, _HEAD_BYTES)) and (is_full or any(tail)):
+        if log.has_data_at(start) and (is_full or any(tail)):
             return None
         end = find_log_end(log, from_offset=start).log_end
         return _sentence(root, log, ends.log_end, end)

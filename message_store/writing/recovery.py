@@ -33,6 +33,7 @@ from message_store.format.record_layout import (
 from message_store.kernels.dispatch import FOUND_LENGTH, walk_file
 from message_store.kernels.log import FILE_ENDS
 from message_store.reading.consume_queue import is_pre_blank
+from message_store.reading.indexed_end import RECENT_BYTES
 from message_store.reading.recovered_end import recovery_start
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.dispatch import Dispatcher
@@ -47,7 +48,6 @@ SAVED_NAME = "commitlog-behind"
 _BEGIN = HEAD_V4_V4.part("size_bytes", "magic")
 _ENTRIES_LOOKED_AT = 4_096
 _ENTRIES_AT_ONCE = 64
-_RECENT_BYTES = 8 << 20
 
 
 @attrs.frozen
@@ -134,7 +134,7 @@ def survey(
     if last_synced < 0 and not checkpoint.nothing_was_synced:  # brokers before 5.5 note none
         last_synced = last_known
     end, last_record, stepped_over = _find_end(log, start, synced, last_synced)
-    is_noted = noted_end >= 0 if not was_clean else noted_end == end
+    is_noted = noted_end == end if was_clean else noted_end >= 0
     doubted = _doubted(log, known, end, are_ends_known=was_clean and is_noted)
     dispatch_from = min([start, *(max(record.end, log.min_offset) for record in doubted)])
     extent = Extent(
@@ -267,7 +267,7 @@ def _recent(log: LiveLog, queues: QueueSet, end: int) -> int:
     """Where a record begins 8 MiB before the log's end, or the last one before that to which a
     queue leads; else where that file begins.
     """
-    wanted = max(end - _RECENT_BYTES, log.min_offset)
+    wanted = max(end - RECENT_BYTES, log.min_offset)
     starts = [queue.last_record_until(wanted) for queue in queues]
     near = max((start for start in starts if start >= log.min_offset), default=log.min_offset)
     file_start = max(wanted - wanted % log.file_bytes, log.min_offset)

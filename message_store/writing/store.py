@@ -135,8 +135,8 @@ class LiveStore:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
             ends = StoreEnds.read(self.root)
-            how = self.was_clean, -1 if ends is None or ends.begins is None else ends.log_end
-            extent = survey(self.log, self.queues, self._checkpoint, *how)
+            noted_end = -1 if ends is None or ends.begins is None else ends.log_end
+            extent = survey(self.log, self.queues, self._checkpoint, self.was_clean, noted_end)
             refuse_lost_end(self.queues, extent.end)
             files_end = self.log.end
             self.log.end_at(extent.end, max(extent.last_start, 0))
