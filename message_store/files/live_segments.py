@@ -13,6 +13,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -408,20 +409,22 @@ class LiveSegments:
         Data that another thread is still syncing counts as not synced. Raises TargetError when a
         file cannot be opened.
         """
-        note, self._dirty, self._unsynced_names = (self._dirty, self._unsynced_names), set(), set()
-        for starts, names in tuple(self._being_synced):  # whoever is done leaves without a lock
-            note[0].update(starts)
-            note[1].update(names)
+        starts, names = note = self._dirty, self._unsynced_names
+        self._dirty, self._unsynced_names = set(), set()
+        if self._being_synced:
+            for others, other_names in tuple(self._being_synced):  # who is done leaves unlocked
+                starts.update(others)
+                names.update(other_names)
         self._being_synced.append(note)
-        files = sorted(note[0])
+        files = list(starts)
         if files and files != self.starts[-1:]:  # most often the last alone, of maybe thousands
-            files = sorted(note[0].intersection(self.starts))
+            files = sorted(starts.intersection(self.starts))
         try:
-            descriptors = handles_of_its_own(self.descriptor(start) for start in files)
+            descriptors = handles_of_its_own(map(self.descriptor, files))
         except OSError as error:
             raise self.error("synced", files[0], error) from error
-        directories = tuple(sorted(note[1], key=lambda path: -len(path.parts)))
-        return Unsynced(descriptors, directories, lambda: self._being_synced.remove(note))
+        directories = tuple(sorted(names, key=lambda path: -len(path.parts))) if names else ()
+        return Unsynced(descriptors, directories, partial(self._being_synced.remove, note))
 
     def sync(self) -> None:
         """Come back when all that was written is on disk. Raises TargetError."""

@@ -217,7 +217,7 @@ def refuse_dangling_link(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, reason, str(path))
 
 
-def identity_of(path: Path) -> tuple[int, int] | None:
+def identity_of(path: Path | str) -> tuple[int, int] | None:
     """Which file or directory stands at a path, by device and inode; None where nothing does."""
     try:
         facts = os.stat(path)
@@ -226,12 +226,12 @@ def identity_of(path: Path) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-def require_same_directory(path: Path, identity: tuple[int, int] | None) -> None:
+def require_same_directory(path: Path | str, identity: tuple[int, int] | None) -> None:
     """Raise OSError where another directory, or none, stands than the one with this identity.
 
     Renamed or removed while a store in it is open, a new one would get the other half of the store.
     """
-    if identity not in (None, identity_of(path)):
+    if identity is not None and identity_of(path) != identity:
         raise FileNotFoundError(errno.ENOENT, f"{path} was moved or removed")
 
 

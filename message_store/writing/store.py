@@ -104,7 +104,8 @@ class LiveStore:
         self._writer_lock = writer_lock
         self.is_closed = self._is_parents = False
         self.synced_end = 0
-        self._identity = identity_of(root.path)
+        self._path = os.fspath(root.path)  # a Path is made a string each time it is asked about
+        self._identity = identity_of(self._path)
         self._topics: dict[str, int] = {}
         self.came_in: Counter[str] = Counter()  # messages that were scheduled, by topic
         self._ends_to_note: tuple[int, StoreEnds] | None = None
@@ -264,7 +265,7 @@ class LiveStore:
         The moved one has everything so far, and is recovered as after a kill.
         """
         try:
-            require_same_directory(self.root.path, self._identity)
+            require_same_directory(self._path, self._identity)
         except OSError as error:
             self.log.break_off()
             raise TargetError(str(error.strerror)) from error
@@ -283,14 +284,15 @@ class LiveStore:
         lock is held for a moment only. Raises TargetError: nothing can be appended then until the
         store is opened again, because nobody knows what is on disk.
         """
+        log = self.log
         with self.lock:
             self.require_open()
-            self.log.require_unbroken()
+            log.require_unbroken()
             self.require_in_place()
-            unsynced = self.log.begin_sync()
-            last_start, end = self.log.last_start, self.log.end
+            unsynced = log.begin_sync()
+            last_start, end = log.last_start, log.end
             if len(self.queues) > self._queues_noted:
-                self._ends_to_note = len(self.queues), StoreEnds.of(self.log.end, self.queues)
+                self._ends_to_note = len(self.queues), StoreEnds.of(end, self.queues)
         self.sync_or_break(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
         self.synced_end = max(self.synced_end, end)
