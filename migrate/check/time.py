@@ -132,9 +132,13 @@ def _roll_window(snapshot: StoreSnapshot) -> Iterator[Finding]:
 class Load:
     """How much is due when, against a capacity: the second with the most messages, and the most
     that a message will be late, with when that is.
+
+    ``rolling`` of the ``waiting`` messages will roll first: only their records tell when they are
+    due. They count nowhere else.
     """
 
     waiting: int
+    rolling: int
     overdue: int
     peak_messages: int
     peak_ms: int | None
@@ -143,17 +147,19 @@ class Load:
     capacity: int
 
 
-def predict_load(due_ms: NDArray[np.int64], now_ms: int, capacity: int) -> Load:
+def predict_load(
+    due_ms: NDArray[np.int64], now_ms: int, capacity: int, *, rolling: int = 0
+) -> Load:
     """The load second by second; overdue messages count as due at ``now_ms``.
 
-    ``due_ms`` is int64[n], ``capacity`` messages a second.
+    ``due_ms`` is int64[n], ``capacity`` messages a second; ``rolling`` more wait that will roll.
 
     >>> load = predict_load(np.full(50_000, 10_000), now_ms=0, capacity=20_000)
     >>> load.peak_messages, load.lateness_ms
     (50000, 2500)
     """
     if not len(due_ms):
-        return Load(0, 0, 0, None, 0, None, capacity)
+        return Load(rolling, rolling, 0, 0, None, 0, None, capacity)
     seconds, counts = np.unique(np.maximum(due_ms, now_ms) // 1000, return_counts=True)
     # What is left of earlier seconds when a second begins: a queue that empties at its capacity.
     done = np.cumsum(counts)
@@ -163,7 +169,8 @@ def predict_load(due_ms: NDArray[np.int64], now_ms: int, capacity: int) -> Load:
     worst = int(left.argmax())
     most = int(counts.argmax())
     return Load(
-        waiting=len(due_ms),
+        waiting=len(due_ms) + rolling,
+        rolling=rolling,
         overdue=int((due_ms <= now_ms).sum()),
         peak_messages=int(counts[most]),
         peak_ms=int(seconds[most]) * 1000,
@@ -175,7 +182,9 @@ def predict_load(due_ms: NDArray[np.int64], now_ms: int, capacity: int) -> Load:
 
 def load_of(snapshot: StoreSnapshot) -> Load:
     """The load of everything that waits."""
-    return predict_load(deliveries_of(snapshot).due_ms, snapshot.now_ms, snapshot.options.capacity)
+    deliveries, capacity = deliveries_of(snapshot), snapshot.options.capacity
+    rolling = len(deliveries.is_final) - int(np.count_nonzero(deliveries.is_final))
+    return predict_load(deliveries.due_ms, snapshot.now_ms, capacity, rolling=rolling)
 
 
 def check_load(snapshot: StoreSnapshot) -> Iterator[Finding]:

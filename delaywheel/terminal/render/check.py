@@ -38,13 +38,15 @@ def check_lines(report: "CheckReport") -> Iterator[str]:
 
 def _load_lines(report: "CheckReport") -> Iterator[str]:
     load = report.load
-    if load is None or load.peak_ms is None:
+    if load is None or not load.waiting:
         return
-    yield (
-        f"{counted(load.waiting, 'message waits', 'messages wait')}, {load.overdue:,} overdue;"
-        " the most in one second:"
-        f" {load.peak_messages:,}, {when(load.peak_ms, report.now_ms)}"
-    )
+    waiting = f"{counted(load.waiting, 'message waits', 'messages wait')}, {load.overdue:,} overdue"
+    if load.rolling:
+        waiting += f", {load.rolling:,} beyond the roll window"
+    if load.peak_ms is not None:
+        peak = when(load.peak_ms, report.now_ms)
+        waiting += f"; the most in one second: {load.peak_messages:,}, {peak}"
+    yield waiting
     if load.lateness_ms >= 1000:
         yield f"at {load.capacity:,} a second the last one is {span(load.lateness_ms)} late"
 
