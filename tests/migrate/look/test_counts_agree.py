@@ -15,9 +15,11 @@ from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
+from tests.helpers.tiers import with_examples
 from tests.independent.real_stores import (
     ALL_STORES,
     COMBINED_STORES,
+    LEVELS_49_CRASH,
     LEVELS_551_CLEAN,
     TIMELINE_54_CLEAN,
     TIMELINE_54_CRASH,
@@ -54,7 +56,13 @@ def counts(root: Path, now_ms: int) -> Counts:
     )
 
 
-@pytest.mark.parametrize("name", [*ALL_STORES, *TIMELINES, *PLAIN_551, *COMBINED_STORES])
+@pytest.mark.parametrize(
+    "name",
+    with_examples(
+        [*ALL_STORES, *TIMELINES, *PLAIN_551, *COMBINED_STORES],
+        [LEVELS_49_CRASH, WHEEL_551_CLEAN, TIMELINE_54_CRASH],
+    ),
+)
 def test_three_verbs_count_the_same_messages_in_a_real_store(name: str, tmp_path: Path) -> None:
     store = unpack(name, tmp_path / "store")
     found = counts(store.root, store.stopped_ms)
