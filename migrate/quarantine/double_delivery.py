@@ -6,22 +6,31 @@ record. Both sides write down what they are about to do before they do it (``put
 ``change.json``), and lock each other out meanwhile.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from legacy_levels.backlog.queues import LevelQueue, open_level_queue
 from legacy_levels.delay_offsets import read_delay_offsets
-from message_store.base.errors import PlanError
+from message_store.base.errors import BadFieldError, DelayStoreError, PlanError
 from message_store.files.log_row import open_log
-from message_store.files.small_files import is_directory, is_ordinary_file
+from message_store.files.small_files import (
+    PRIVATE_MODE,
+    is_directory,
+    is_ordinary_file,
+    read_small_file,
+    replace_file,
+)
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import IN_PLACE, Change
 from migrate.quarantine.keep import REASONS_NAME, quarantine_directory
 from migrate.quarantine.kept import NOTES_NAME, Quarantine, QuarantinedRecord
+from migrate.report.marker import CONVERSION_NAME, read_marker, share_of
 from migrate.write.staging import sole_writer
 
+RESTORED_NAME = "restored.json"
 _LISTED = 5
 
 
@@ -71,6 +80,52 @@ class SourceLevels:
         return count == len(record.raw) and content == record.raw
 
 
+class RestoredHere:
+    """Which records a store got from which quarantine: two conversions may quarantine the same.
+
+    Written down before the first record is stored. Raises BadFieldError for a damaged note.
+    """
+
+    def __init__(self, store: StoreRoot, quarantine: Path) -> None:
+        self._path, self._quarantine = store.own / RESTORED_NAME, str(quarantine.resolve())
+        content = read_small_file(self._path)
+        try:
+            noted = json.loads(content) if content else {}
+            self._noted = {str(key): str(place) for key, place in noted.items()}
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise BadFieldError(f"no notes of ours: {error}", path=self._path) from error
+
+    def refusal(self, record: QuarantinedRecord) -> str | None:
+        """Why a record is not restored: another quarantine had it; None otherwise."""
+        place = self._noted.get(_identity(record), self._quarantine)
+        if place == self._quarantine or not _was_restored_from(Path(place), record):
+            return None
+        return f"{place} has it too, and it was restored from there, or is about to be"
+
+    def note(self, records: Iterable[QuarantinedRecord]) -> None:
+        """Note durably that these are about to be restored. Raises TargetError."""
+        self._noted |= {_identity(record): self._quarantine for record in records}
+        text = json.dumps(self._noted, indent=1, sort_keys=True)
+        replace_file(self._path, text.encode(), mode=PRIVATE_MODE)
+
+
+def _was_restored_from(place: Path, record: QuarantinedRecord) -> bool:
+    """Whether that quarantine says so, or cannot be asked."""
+    try:
+        other = Quarantine(place)
+    except DelayStoreError:
+        return True
+    begun = {str(row["file"]) for row in (other.begun or {"rows": ()})["rows"]}
+    same = {each.file for each in other.records if _identity(each) == _identity(record)}
+    return not same.isdisjoint(begun | other.done.keys())
+
+
+def _identity(record: QuarantinedRecord) -> str:
+    """The same for one entry of one store's level, whichever conversion met it."""
+    place = f"{record.level} {record.queue_offset} {record.commit_log_offset}"
+    return f"{place} {record.digest}"
+
+
 # --- before a rollback ----------------------------------------------------------------------------
 
 
@@ -117,23 +172,37 @@ def _restored(root: StoreRoot, change: Change, quarantine: Quarantine) -> dict[s
     stores = {file: note.store for file, note in quarantine.done.items()}
     if begun := quarantine.begun:
         stores |= {str(row["file"]): str(begun["store"]) for row in begun["rows"]}
-    own = {record.file for record in _own_records(root, quarantine)}
-    stores = {file: store for file, store in stores.items() if file in own}
     if change.kind == IN_PLACE:
         return stores
     target = Path(change.asked["target"])
-    return {file: store for file, store in stores.items() if not _is_same(store, target)}
+    own = {record.file for record in _own_records(root, StoreRoot(target), quarantine)}
+    return {
+        file: store for file, store in stores.items() if file in own and not _is_same(store, target)
+    }
 
 
-def _own_records(root: StoreRoot, quarantine: Quarantine) -> tuple[QuarantinedRecord, ...]:
-    """The records of this source of several; all where none names it."""
-    own = tuple(
+def _own_records(
+    root: StoreRoot, target: StoreRoot, quarantine: Quarantine
+) -> tuple[QuarantinedRecord, ...]:
+    """The records of this source of several that one target was made from; all where it was made
+    from one, whatever that is called by now, and where nothing tells which source this is.
+    """
+    try:
+        part = share_of(read_marker(target), root, target.own / CONVERSION_NAME)
+        path = part["request"]["source"] if part.get("is_share") else None
+    except (DelayStoreError, KeyError, TypeError):
+        path = None
+    return tuple(
         record
         for record in quarantine.records
-        if record.source is not None and _is_same(record.source, root.path)
+        if path is None or not _is_of_another(record, Path(path))
     )
-    is_told = any(record.source is not None for record in quarantine.records)
-    return own if is_told else quarantine.records
+
+
+def _is_of_another(record: QuarantinedRecord, source: Path) -> bool:
+    """Whether a record is known to be another source's; a path as it was typed tells nothing."""
+    named = record.source
+    return named is not None and Path(named).is_absolute() and not _is_same(named, source)
 
 
 def _quarantine_of(change: Change) -> Path:

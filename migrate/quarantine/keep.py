@@ -55,8 +55,14 @@ def keep_bad_records(
             if raw:
                 replace_file(directory / name, raw, mode=PRIVATE_MODE, is_durable=False)
             due_ms = int(backlog.due_ms[at])
-            facts = {"due_ms": None if due_ms == NO_TIME else due_ms, "file": name}
-            where = {"bytes": len(raw), "source": str(source.path)}
+            table = backlog.level_table
+            is_known = 1 <= record.level <= table.max_level
+            facts = {
+                "due_ms": None if due_ms == NO_TIME else due_ms,
+                "delay_ms": table.delay_ms(record.level) if is_known else None,
+                "file": name,
+            }
+            where = {"bytes": len(raw), "source": str(source.path.resolve())}
             lines.append(json.dumps({**attrs.asdict(record), **facts, **where}))
     return lines
 

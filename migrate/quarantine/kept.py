@@ -36,6 +36,7 @@ from message_store.format.record_layout import SYS_COMMIT, SYS_TRANSACTION_MASK
 from message_store.format.timer_record_rules import host_problem
 from message_store.reading.unfinished_change import BACKUP_PREFIX, DONE, UNDONE
 from migrate.changes.note import read_change
+from migrate.plan.plan import OUT_MS_END, OUT_MS_MIN
 from migrate.quarantine.keep import QUARANTINE_NAME, REASONS_NAME
 from migrate.report.marker import read_marker
 from migrate.write.rewrite import (
@@ -53,7 +54,8 @@ _COUNTS = ("pending", "converted", "skipped", "quarantined")
 class QuarantinedRecord:
     """One quarantined record: where it was pending, why it was not converted, and its raw bytes.
 
-    ``due_ms`` is None where it is unknown. ``source`` is the store in which it was pending.
+    ``due_ms`` is None where it is unknown, ``delay_ms`` the delay of its level there. ``source`` is
+    the store in which it was pending.
     """
 
     file: str
@@ -64,6 +66,7 @@ class QuarantinedRecord:
     due_ms: int | None
     raw: bytes
     source: str | None = None
+    delay_ms: int | None = None
 
     @property
     def digest(self) -> str:
@@ -75,10 +78,21 @@ class QuarantinedRecord:
         return decode_message_at(self.raw, check_crc=check_crc)
 
     def when_due_ms(self, levels: DelayLevels) -> int | None:
-        """When it is due: as its queue said, else store time and level."""
-        if self.due_ms is not None or not 1 <= self.level <= levels.max_level:
+        """When it is due: as its queue said, else by store time and delay; None where neither is a
+        time. ``levels`` tell the delay where the list, an older one, does not.
+        """
+        if self.due_ms is not None and _is_time(self.due_ms):
             return self.due_ms
-        return self.message(check_crc=False).store_timestamp_ms + levels.delay_ms(self.level)
+        delay_ms = self.delay_ms
+        if delay_ms is None and 1 <= self.level <= levels.max_level:
+            delay_ms = levels.delay_ms(self.level)
+        stored_ms = self.message(check_crc=False).store_timestamp_ms
+        return stored_ms + delay_ms if delay_ms is not None and _is_time(stored_ms) else None
+
+
+def _is_time(time_ms: int) -> bool:
+    """Whether a conversion would take it for a time: it has 13 digits."""
+    return OUT_MS_MIN < time_ms < OUT_MS_END
 
 
 @attrs.frozen(kw_only=True)
@@ -190,6 +204,7 @@ class Quarantine:
                 reason=str(facts["reason"]),
                 due_ms=None if due_ms is None else int(due_ms),
                 raw=read_small_file(self.directory / name) or b"",
+                delay_ms=None if facts.get("delay_ms") is None else int(facts["delay_ms"]),
                 source=None if facts.get("source") is None else str(facts["source"]),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:

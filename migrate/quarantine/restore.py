@@ -41,7 +41,7 @@ from message_store.interface.promise_rules import require_kept
 from message_store.reading.engine_choice import EngineName, choose_engine, require_engine
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-from migrate.quarantine.double_delivery import SourceLevels
+from migrate.quarantine.double_delivery import RestoredHere, SourceLevels
 from migrate.quarantine.kept import (
     NO_REPAIR,
     Quarantine,
@@ -85,7 +85,7 @@ class RecordInserter:
 
     def _level(self, source: RestorableRecord, now_ms: int) -> int:
         if source.due_ms <= now_ms:
-            return 1
+            return self.levels.shortest_level
         level = self.levels.smallest_not_shorter(source.due_ms - now_ms)
         if level is None:
             raise BadRecordError("it is due later than the longest level; put it onto a wheel")
@@ -124,6 +124,8 @@ class RecordInserter:
         return made, code
 
     def _check(self, made: StoredMessage, source: RestorableRecord) -> None:
+        if not made.body:
+            raise BadRecordError("it has no body: no 5.x broker delivers one")
         if len(made.properties_text) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
             raise BadRecordError(f"its properties ({len(made.properties_text)} bytes) are too long")
         size = len(encode_message(made))
@@ -289,6 +291,7 @@ class _Restore:
                 f"{self.root.path}: a time index takes no quarantined records; restore them into"
                 " another store"
             )
+        self.restored_here = RestoredHere(self.root, quarantine.directory)
         self.refused: dict[str, str] = {}
 
     def run(self, *, execute: bool) -> RestoreReport:
@@ -335,7 +338,7 @@ class _Restore:
         for record in self.quarantine.waiting:
             if only and record.file not in only:
                 continue
-            if reason := own_levels.refusal(record):
+            if reason := own_levels.refusal(record) or self.restored_here.refusal(record):
                 self.refused[record.file] = reason
                 continue
             try:
@@ -365,6 +368,7 @@ class _Restore:
             "now_ms": now_ms,
             "rows": [attrs.asdict(row) for row in rows],
         }
+        self.restored_here.note(source.record for source, _message, _code in made)
         self.quarantine.begin(run)
         stored = []
         for row, (source, message, code) in zip(rows, made, strict=True):

@@ -133,7 +133,8 @@ def quarantine_problems(
 def _most_bytes(settings: ConversionSettings) -> int:
     """From so many bytes on a record may be too long for the target."""
     asked = settings.max_message_bytes or _TOO_LARGE_BYTES
-    return min(_TOO_LARGE_BYTES, asked, settings.commit_log_file_bytes - _NEAR_A_LIMIT_BYTES)
+    most_bytes = min(_TOO_LARGE_BYTES, asked, settings.commit_log_file_bytes)
+    return most_bytes - _NEAR_A_LIMIT_BYTES
 
 
 def _is_at_a_limit(
@@ -148,7 +149,7 @@ def _is_at_a_limit(
         properties = dict(split_entries(message.properties_text))
         check_topic(properties[REAL_TOPIC.encode()].decode())
         is_odd = int(properties[REAL_QUEUE_ID.encode()]) > QUEUE_ID_MAX
-        if is_odd or host_problem(message.born_host):
+        if is_odd or any(map(host_problem, (message.born_host, message.store_host))):
             return True
     except (FormatError, ValueError, KeyError):
         return True

@@ -31,7 +31,8 @@ def run(*words: object) -> Result:
     [
         pytest.param(LARGE, {"max_message_bytes": 2_000}, id="maxMessageSize"),
         pytest.param(TOO_LARGE_FOR_A_FILE, {}, id="a file of the log"),
-        pytest.param(LevelMessage(level=18, born_host=("::ffff:10.1.2.3", 5)), {}, id="host"),
+        pytest.param(LevelMessage(level=18, born_host=("::ffff:10.1.2.3", 5)), {}, id="born host"),
+        pytest.param(LevelMessage(level=18, store_host=("::ffff:10.1.2.3", 5)), {}, id="its host"),
         pytest.param(LevelMessage(level=18, queue_id=70_000), {}, id="queue id"),
     ],
 )
@@ -74,3 +75,17 @@ def test_put_back_knows_the_limits_of_its_target_before_it_writes(
         assert why in result.output
     checked = run("check", target, "--broker-conf", conf)
     assert "timer-too-large" not in checked.stdout
+
+
+def test_no_size_near_a_limit_is_held_against_a_conversion(tmp_path: Path) -> None:
+    """What a wheel reads has room for its growth: less than the limit is too long, too."""
+    bodies = [bytes(size_bytes) for size_bytes in range(1_600, 2_100, 7)]
+    messages = [LevelMessage(level=18, unique_key=f"K{len(body)}", body=body) for body in bodies]
+    source = build_level_store(tmp_path / "source", messages).root
+    options = options_for(
+        tmp_path, on_bad_record="quarantine", settings=attrs.evolve(SMALL, max_message_bytes=2_000)
+    )
+    report = convert(options)
+    assert report.total("quarantined") > 10
+    assert report.total("converted") > 10
+    assert verify(source, options.target, spark=None).is_clean

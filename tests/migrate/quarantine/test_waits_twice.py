@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,19 @@ import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.engine.store import LevelStore
+from message_store import AtLevel, Message
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, TargetError
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.record_layout import HEAD_V4_V4
+from message_store.reading.engine_choice import EngineName
 from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import all_changes_of
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
-from migrate.convert import convert
-from migrate.quarantine.kept import Quarantine, obstacles
+from migrate.convert import convert, convert_merged
+from migrate.quarantine.kept import Quarantine, Repair, obstacles
 from migrate.quarantine.restore import (
     DONE,
     PLANNED,
@@ -301,3 +306,145 @@ def test_a_bad_body_is_set_aside_for_its_own_topic_alone(tmp_path: Path) -> None
             )
         )
         assert (report.total("converted"), report.total("quarantined")) == (1, quarantined)
+
+
+# --- whatever the source is called ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("called", ["as it was typed", "by another name", "as another member"])
+def test_whatever_a_source_is_called_its_restored_record_is_known(
+    source: Path, other: Path, tmp_path: Path, called: str
+) -> None:
+    target, root = tmp_path / "target", source
+    if called == "as it was typed":  # older lists have the path as it was given
+        reasons = target / "delaywheel/quarantine/reasons.jsonl"
+        line = {**json.loads(reasons.read_text()), "source": "source"}
+        reasons.write_text(json.dumps(line) + "\n")
+    elif called == "as another member":
+        root = tmp_path / "member"
+        shutil.copytree(source, root)
+    retire(root, target, execute=True)
+    back(target, other)
+    if called == "by another name":
+        root = source.rename(tmp_path / "old")
+    with pytest.raises(PlanError, match=rf"{ODD} into .*other.*duplicates"):
+        undo(root)
+
+
+def test_of_several_sources_those_of_which_nothing_was_restored_can_come_back(
+    tmp_path: Path, other: Path
+) -> None:
+    sources = [tmp_path / "one", tmp_path / "two"]
+    for number, root in enumerate(sources):
+        at_ms = STORED_MS + number
+        odd = LevelMessage(
+            level=18, store_timestamp_ms=at_ms, raw_properties=properties(f"ODD{number}")
+        )
+        good = LevelMessage(level=18, store_timestamp_ms=at_ms, unique_key=f"K{number}")
+        build_level_store(root, [good, odd])
+    target = tmp_path / "target"
+    convert_merged(
+        [options_for(tmp_path, source=root, on_bad_record="quarantine") for root in sources]
+    )
+    for root in sources:
+        retire(root, target, execute=True)
+    [file] = [each.file for each in Quarantine(target).records if each.source == str(sources[0])]
+    request = RestoreOptions(quarantine=target, store=other, only=(file,))
+    assert restore_records(request, execute=True, clock=ManualClock(NOW_MS)).state == DONE
+    with pytest.raises(PlanError, match="duplicates"):
+        undo(sources[0])
+    assert undo(sources[1]) == "rolled back"
+
+
+def test_a_record_that_two_conversions_set_aside_is_restored_once(
+    tmp_path: Path, other: Path
+) -> None:
+    """One without a topic is in the quarantine of each."""
+    nowhere = LevelMessage(level=18, store_timestamp_ms=STORED_MS, without=["REAL_TOPIC"])
+    named = [
+        LevelMessage(level=18, store_timestamp_ms=STORED_MS, unique_key=key, topic=key)
+        for key in "AB"
+    ]
+    build_level_store(tmp_path / "source", [*named, nowhere])
+    targets = [tmp_path / key for key in "AB"]
+    for target in targets:
+        convert(
+            options_for(
+                tmp_path, target=target, only_topics=(target.name,), on_bad_record="quarantine"
+            )
+        )
+    requests = [
+        RestoreOptions(quarantine=target, store=other, repair=Repair(topic="A"))
+        for target in targets
+    ]
+    states = [
+        restore_records(request, execute=True, clock=ManualClock(NOW_MS)) for request in requests
+    ]
+    assert [len(state.put_back) for state in states] == [1, 0]
+    [why] = states[1].in_the_way.values()
+    assert str(targets[0]) in why
+    assert "was restored from there" in why
+    # Whoever takes it out there again, and out of the notes, can restore it from the other.
+    (targets[0] / "delaywheel/quarantine/put-back.json").unlink()
+    last = restore_records(requests[1], execute=True, clock=ManualClock(NOW_MS))
+    assert len(last.put_back) == 1
+
+
+# --- when a restored record is due ----------------------------------------------------------------
+
+
+def no_store_time(record: bytes) -> bytes:
+    """The record with a store time that is none."""
+    at = HEAD_V4_V4.offset_of("store_timestamp_ms")
+    return record[:at] + (5).to_bytes(8, "big") + record[at + 8 :]
+
+
+@pytest.mark.parametrize("engine", ["levels", "wheel"])
+def test_no_record_is_restored_before_its_time_whatever_its_level_meant(
+    tmp_path: Path, engine: EngineName
+) -> None:
+    """Its entry's due time is damage, and its level has another delay than RocketMQ's own."""
+    table = "1s 10h 30s"
+    known, damaged = (
+        LevelMessage(
+            level=2,
+            store_timestamp_ms=STORED_MS,
+            unique_key=key,
+            unit_fields={"tags_code": 12_345},
+            raw_properties=properties(key),
+            damage=damage,
+        )
+        for key, damage in (("KNOWN", None), ("DAMAGED", no_store_time))
+    )
+    build_level_store(tmp_path / "source", [known, damaged], level_table=table)
+    levels = DelayLevels.parse(table)
+    convert(options_for(tmp_path, on_bad_record="quarantine", level_table=levels))
+    request = RestoreOptions(
+        quarantine=tmp_path / "target", store=tmp_path / engine, engine=engine, levels=levels
+    )
+    kind = LevelStore if engine == "levels" else WheelStore
+    kind.open(tmp_path / engine, clock=ManualClock(NOW_MS)).close()
+    report = restore_records(request, execute=True, clock=ManualClock(NOW_MS))
+    [row] = report.put_back
+    assert row.due_ms == STORED_MS + 36_000_000
+    assert row.promised_ms is not None
+    assert row.promised_ms >= row.due_ms
+    assert ["--at" in why for why in report.in_the_way.values()] == [True]
+
+
+def test_into_levels_goes_what_a_broker_delivers_in_the_shortest_of_them(tmp_path: Path) -> None:
+    odd = LevelMessage(level=2, store_timestamp_ms=STORED_MS, raw_properties=properties("ODD"))
+    empty = LevelMessage(level=2, store_timestamp_ms=STORED_MS, unique_key="EMPTY", body=b"")
+    build_level_store(tmp_path / "source", [odd, empty])
+    convert(options_for(tmp_path, on_bad_record="quarantine"))
+    levels, clock = DelayLevels.parse("1h 1s"), ManualClock(NOW_MS)
+    with LevelStore.open(tmp_path / "levels", clock=clock, levels=levels) as store:
+        store.schedule(Message("T", b"x"), AtLevel(1))
+    request = RestoreOptions(
+        quarantine=tmp_path / "target", store=tmp_path / "levels", levels=levels
+    )
+    report = restore_records(request, execute=True, clock=clock)
+    assert len(report.put_back) == 1
+    assert ["no body" in why for why in report.in_the_way.values()] == [True]
+    with LevelStore.open(tmp_path / "levels", clock=clock, levels=levels) as store:
+        assert [each.message.unique_key for each in store.advance(NOW_MS + 2_000)] == ["ODD"]
