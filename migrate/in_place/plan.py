@@ -228,11 +228,10 @@ def plan_in_place(
 
 
 def _check_wheel(root: StoreRoot, options: ConvertOptions, ends: Ends) -> OwnWheel:
-    last = changes_of(root)[-1:]
     is_ours = any(
         each.kind == IN_PLACE and each.state == DONE
         and (each.after.timer_queue_end, each.after.wheel) == (ends.timer_queue_end, ends.wheel)
-        for each in last
+        for each in changes_of(root)  # another change may follow, which left the wheel alone
     )  # fmt: skip
     return check_wheel(root, options.settings, ends, is_ours_and_unopened=is_ours)
 

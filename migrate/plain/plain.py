@@ -8,6 +8,7 @@ finds in the log what was delivered, since a follower's offsets are behind. All 
 directory of its own, which becomes the target as the last step.
 """
 
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def make_plain(
     was not stopped cleanly unless ``after_crash``, OptionsError for one that is no member's, and
     TargetError. Stopped before its end it leaves no target, but a directory ``.NAME.….unfinished``.
     """
-    root = StoreRoot(source)
+    root, target = StoreRoot(source), Path(os.path.realpath(target))
     _refuse(root, target, after_crash=after_crash)
     with root.shared_lock():
         staged = StoreRoot(target.with_name(f".{target.name}.{secrets.token_hex(6)}.unfinished"))

@@ -247,17 +247,23 @@ class Quarantine:
         """The accounting of the conversion by level; empty where it left no report."""
         try:
             levels = [
-                {name: int(row[name]) for name in ("level", *_COUNTS)}
+                ({name: int(row[name]) for name in ("level", *_COUNTS)}, int(row["delay_ms"]))
                 for row in read_marker(StoreRoot(self.directory.parent.parent)).get("levels", ())
             ]
         except (DelayStoreError, ValueError, KeyError, TypeError):
             return ()
-        put_back = [record.level for record in self.records if record.file in self.done]
-        return tuple(
-            LevelAccount(**counts, put_back=put_back.count(counts["level"]))
-            for counts in levels
-            if counts["pending"] or counts["quarantined"]
-        )
+        restored = [record for record in self.records if record.file in self.done]
+        accounts = []
+        for counts, delay_ms in levels:  # of sources with two tables a level stands twice
+            own = [
+                each
+                for each in restored
+                if each.level == counts["level"] and each.delay_ms in (None, delay_ms)
+            ]
+            restored = [each for each in restored if each not in own]
+            if counts["pending"] or counts["quarantined"]:
+                accounts.append(LevelAccount(**counts, put_back=len(own)))
+        return tuple(accounts)
 
     def as_json(self, in_the_way: Mapping[str, str]) -> dict[str, Any]:
         """The JSON object that ``quarantine --json`` prints; ``in_the_way`` says of each file why

@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -116,13 +117,15 @@ def _marker(store: StoreRoot) -> Path:
     return store.own / CONVERSION_NAME
 
 
-def finished_before(options: ConvertOptions) -> ConversionReport | None:
-    """The report of an earlier run that has finished this conversion; None where none has.
+def finished_before(*members: ConvertOptions) -> ConversionReport | None:
+    """The report of an earlier run that has finished this conversion, of one source or of several
+    into one target; None where none has.
 
     Raises PlanError when the finished target is of something else, FormatError for a damaged
     report, SourceError for a source that cannot be read, and for a target that has lost files
     since, TargetError for one that cannot be read.
     """
+    options = members[0]
     target = StoreRoot(options.target)
     path = target.own / CONVERSION_NAME
     try:
@@ -135,19 +138,16 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
         facts = json.loads(content)
         report = ConversionReport.from_json(facts)
         listed = int(facts["conversion"].get(LISTED, 0))
-        before = report.request
-        now_ms, table = before["now_ms"], DelayLevels.parse(before["level_table"])
+        requests = [each.request for each in report.sources or (report,)]
+        changed = [] if len(requests) == len(members) else ["sources"]
+        for each, before in zip(members, requests, strict=False):
+            changed += _changed(each, before)
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("not the report of a conversion", path=path) from error
-    asked = request_of(
-        options, now_ms if options.now_ms is None else options.now_ms, options.level_table or table
-    )
-    if not is_present(options.source):  # deleted since, as it may be: its log says nothing now
-        asked["source_log"] = before.get("source_log")
-    if changed := [name for name, value in asked.items() if before.get(name) != value]:
+    if changed:
         raise PlanError(
             f"{target.path}: already holds a finished conversion of something else (differs in:"
-            f" {', '.join(changed)}); choose another directory"
+            f" {', '.join(dict.fromkeys(changed))}); choose another directory"
         )
     staging = Staging(target)
     with target_errors(target.path):
@@ -158,4 +158,15 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
         require_whole(target, read_settings(target), int(facts.get("converted", 0)))
     if listed:
         report = attrs.evolve(report, bad_records=read_bad_records(target, listed, None))
-    return attrs.evolve(report, source=str(options.source), target=str(options.target))
+    source = report.source if report.sources else str(options.source)
+    return attrs.evolve(report, source=source, target=str(options.target))
+
+
+def _changed(options: ConvertOptions, before: dict[str, Any]) -> list[str]:
+    """What of an earlier request is asked otherwise now."""
+    now_ms = before["now_ms"] if options.now_ms is None else options.now_ms
+    table = options.level_table or DelayLevels.parse(before["level_table"])
+    asked = request_of(options, now_ms, table)
+    if not is_present(options.source):  # deleted since, as it may be: its log says nothing now
+        asked["source_log"] = before.get("source_log")
+    return [name for name, value in asked.items() if before.get(name) != value]

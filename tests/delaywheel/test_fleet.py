@@ -85,6 +85,9 @@ class TestManyStores:
         assert [(one["source"], one["converted"]) for one in told] == [
             (str(store), 4) for store in stores
         ]
+        again = convert(*stores, "wheel", "--merge")
+        assert again.exit_code == cli.DONE, again.output
+        assert "this conversion was finished before" in again.stdout
         no_traceback(convert(*stores[:2], "wheel", "--merge"), cli.TARGET_UNWRITABLE, "finished")
         some = run("verify", stores[0], "wheel", "--sample", 2, "--differences", "none.jsonl")
         assert (some.exit_code, Path("none.jsonl").read_text()) == (cli.DONE, "")

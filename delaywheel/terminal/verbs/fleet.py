@@ -160,11 +160,11 @@ def _stores(members: Sequence["ConvertOptions"]) -> Iterator[Path]:
 
 
 def _finished(members: Sequence["ConvertOptions"]) -> "ConversionReport | None":
-    """The report of an earlier run of the same command, of one source; obstacles are told later."""
+    """The report of an earlier run of the same command; obstacles are told later."""
     from migrate.report.finished_target import finished_before
 
     with suppress(DelayStoreError):
-        return finished_before(members[0]) if len(members) == 1 else None
+        return finished_before(*members)
     return None
 
 

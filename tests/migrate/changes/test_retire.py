@@ -49,6 +49,7 @@ from tests.independent.raw_files import read_config
 from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack
 from tests.migrate.conversions import SMALL, options_for
 from tests.migrate.in_place_stores import do, tree
+from timer_wheel.hierarchy.store import HierarchicalWheelStore
 from timer_wheel.wheel.store import WheelStore
 
 NOW_MS = T0 + 500
@@ -571,3 +572,36 @@ def test_nobody_opens_the_target_while_its_source_is_retired(
     monkeypatch.setattr(retire_module, "put_offsets", try_to_open)
     assert retire(source, target, execute=True).state == "done"
     assert seen[0].startswith("BlockingIOError")
+
+
+# --- other changes of both stores in between ------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["wheel", "hierarchy"])
+def test_a_target_that_changed_hands_among_our_engines_retires_its_source(
+    source: Path, to: str
+) -> None:
+    """Each makes its own files anew from the queue and the log."""
+    target, now_ms = converted(source, to=to), NOW_MS
+    settings = StoreSettings(
+        commit_log_file_bytes=SMALL.commit_log_file_bytes, queue_file_bytes=SMALL.queue_file_bytes
+    )
+    for kind in (HierarchicalWheelStore, WheelStore):
+        now_ms += 30_000
+        with kind.open(target, clock=ManualClock(now_ms), settings=settings) as store:
+            store.advance(now_ms)
+    assert retire(source, target, execute=True).state == "done"
+    assert pending_of(source) == 0
+
+
+def test_levels_go_in_place_and_elsewhere_in_any_order(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    build_level_store(source, [LevelMessage(level=level) for level in (3, 4, 5, 3, 4, 5)])
+    do(source, NOW_MS, only_levels=[3])
+    target = converted(source, only_levels=[4], levels_only=True)
+    assert retire(source, target, execute=True).state == "done"
+    do(source, NOW_MS, only_levels=[5])
+    assert pending_of(source) == 0
+    states = [roll_back(StoreRoot(source), execute=True).state for _ in range(3)]
+    assert states == ["rolled back"] * 3
+    assert pending_of(source) == 6

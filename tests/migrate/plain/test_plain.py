@@ -297,3 +297,19 @@ def test_what_is_stopped_before_its_end_leaves_no_target(
     (tmp_path / "plain").mkdir()
     make_plain(member.root, tmp_path / "plain")
     assert len(read_backlog(tmp_path / "plain")) == PENDING
+
+
+@pytest.mark.parametrize("how", ["where we stand", "behind a link"])
+def test_an_empty_directory_is_a_place_whatever_it_is_called(
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    place, name = tmp_path / "empty", Path()
+    place.mkdir()
+    if how == "where we stand":
+        monkeypatch.chdir(place)
+    else:
+        name = tmp_path / "link"
+        name.symlink_to("empty")
+    make_plain(member.root, name)
+    make_plain(member.root, tmp_path / "usual")
+    assert broker_files(place) == broker_files(tmp_path / "usual")

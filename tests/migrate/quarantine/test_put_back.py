@@ -17,7 +17,9 @@ import cli
 from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, StoreLockedError
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import StoredMessage
+from migrate.convert import convert_merged
 from migrate.quarantine.kept import Quarantine, Repair, obstacles
 from migrate.quarantine.restore import (
     DONE,
@@ -29,7 +31,7 @@ from migrate.quarantine.restore import (
     restore_records,
 )
 from tests.independent.level_store_builder import LevelMessage, build_level_store
-from tests.migrate.conversions import NOW_MS, build_and_convert
+from tests.migrate.conversions import NOW_MS, build_and_convert, options_for
 from timer_wheel.wheel.store import WheelStore
 
 STORED_MS = NOW_MS - 60_000
@@ -361,3 +363,35 @@ def test_a_record_with_an_address_that_brokers_cannot_store_anew_stays(tmp_path:
     report = back(tmp_path / "target", tmp_path / "target")
     assert "in the form of an IPv6 one" in report.in_the_way[file]
     assert files_of(report) == []
+
+
+def test_what_was_restored_is_counted_once_where_sources_mean_other_times_by_a_level(
+    tmp_path: Path,
+) -> None:
+    requests = []
+    for name, table in (("one", "1s 10h"), ("two", "1s 2h")):
+        odd, good = (
+            LevelMessage(
+                level=2, store_timestamp_ms=NOW_MS - 1_000, unique_key=name, without=without
+            )
+            for without in (["REAL_QID"], [])
+        )
+        build_level_store(tmp_path / name, [odd, good], level_table=table)
+        levels = DelayLevels.parse(table)
+        requests.append(
+            options_for(
+                tmp_path,
+                source=tmp_path / name,
+                level_table=levels,
+                on_bad_record="quarantine",
+            )
+        )
+    convert_merged(requests)
+    target = tmp_path / "target"
+    first = Quarantine(target).records[0].file
+    options = RestoreOptions(
+        quarantine=target, store=target, only=(first,), repair=Repair(queue_id=0)
+    )
+    assert len(restore_records(options, execute=True, clock=ManualClock(NOW_MS)).put_back) == 1
+    accounts = Quarantine(target).accounts()
+    assert sorted((each.level, each.put_back) for each in accounts) == [(2, 0), (2, 1)]
