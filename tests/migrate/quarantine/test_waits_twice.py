@@ -447,4 +447,6 @@ def test_into_levels_goes_what_a_broker_delivers_in_the_shortest_of_them(tmp_pat
     assert len(report.put_back) == 1
     assert ["no body" in why for why in report.in_the_way.values()] == [True]
     with LevelStore.open(tmp_path / "levels", clock=clock, levels=levels) as store:
+        # A broker works each level in order: in the first it would stand behind an hour.
+        assert {each.unique_key: each.level for each in store.pending()}["ODD"] == 2
         assert [each.message.unique_key for each in store.advance(NOW_MS + 2_000)] == ["ODD"]
