@@ -271,7 +271,7 @@ def _warnings(change: Change) -> tuple[str, ...]:
         return ()
     target = StoreRoot(Path(change.asked["target"]))
     if not target.path.is_dir():
-        how = "is not there: where a broker was started on it"
+        how = "is not there: where quarantined records were restored from it, or it was started"
     elif signs := signs_of_use(target):
         how = f"a broker or an engine was started there ({', '.join(signs)} left)"
     else:

@@ -137,6 +137,7 @@ def test_a_rollback_says_that_the_target_may_have_delivered_what_waits_again(sou
     assert told.startswith(f"{target}: a broker or an engine was started there (checkpoint")
     target.rename(target.with_name("elsewhere"))
     [told] = roll_back(StoreRoot(source), execute=True).warnings
+    assert "restored from it" in told
     assert told.startswith(f"{target}: is not there")
 
 
