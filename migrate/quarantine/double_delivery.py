@@ -23,8 +23,8 @@ from message_store.files.small_files import (
     replace_file,
 )
 from message_store.files.store_root import StoreRoot
-from message_store.reading.unfinished_change import UNDOING
-from migrate.changes.note import IN_PLACE, Change
+from message_store.reading.unfinished_change import UNDOING, UNDONE
+from migrate.changes.note import IN_PLACE, RETIRE, Change, all_changes_of
 from migrate.quarantine.keep import REASONS_NAME, quarantine_directory
 from migrate.quarantine.kept import NOTES_NAME, Quarantine, QuarantinedRecord
 from migrate.report.marker import CONVERSION_NAME, read_marker, share_of
@@ -107,6 +107,37 @@ class RestoredHere:
         self._noted |= {_identity(record): self._quarantine for record in records}
         text = json.dumps(self._noted, indent=1, sort_keys=True)
         replace_file(self._path, text.encode(), mode=PRIVATE_MODE)
+
+
+class RolledBackSources:
+    """The sources of a target whose retirement was rolled back: all of theirs waits there again."""
+
+    def __init__(self, quarantine: Path) -> None:
+        self._target = quarantine.resolve().parent.parent
+        self._are_back: dict[str, bool] = {}
+
+    def refusal(self, record: QuarantinedRecord) -> str | None:
+        """Why a record is not restored: its level has it again; None otherwise, and where its
+        source is not there. Raises SourceError, FormatError for notes that cannot be read.
+        """
+        source = record.source
+        if source is None or not is_directory(Path(source)):
+            return None
+        if source not in self._are_back:
+            self._are_back[source] = self._is_back(StoreRoot(Path(source)))
+        if not self._are_back[source]:
+            return None
+        return (
+            f"it waits in level {record.level} of {source} again, whose retirement was rolled back"
+        )
+
+    def _is_back(self, source: StoreRoot) -> bool:
+        retirements = [
+            change.state
+            for change in all_changes_of(source)
+            if change.kind == RETIRE and _is_same(change.asked.get("target", ""), self._target)
+        ]
+        return retirements[-1:] == [UNDONE]
 
 
 def _was_restored_from(place: Path, record: QuarantinedRecord) -> bool:

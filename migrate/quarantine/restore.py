@@ -41,7 +41,7 @@ from message_store.interface.promise_rules import require_kept
 from message_store.reading.engine_choice import EngineName, choose_engine, require_engine
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-from migrate.quarantine.double_delivery import RestoredHere, SourceLevels
+from migrate.quarantine.double_delivery import RestoredHere, RolledBackSources, SourceLevels
 from migrate.quarantine.kept import (
     NO_REPAIR,
     Quarantine,
@@ -333,12 +333,15 @@ class _Restore:
         files = {record.file for record in self.quarantine.records}
         if unknown := sorted(only - files):
             raise PlanError(f"{self.quarantine.directory}: has no {', '.join(unknown)}")
-        levels, own_levels = self.options.levels or DelayLevels.parse(), SourceLevels(self.root)
+        levels = self.options.levels or DelayLevels.parse()
+        sources = RolledBackSources(self.quarantine.directory)
+        guards = (SourceLevels(self.root), self.restored_here, sources)
         chosen = []
         for record in self.quarantine.waiting:
             if only and record.file not in only:
                 continue
-            if reason := own_levels.refusal(record) or self.restored_here.refusal(record):
+            reasons = (guard.refusal(record) for guard in guards)
+            if reason := next(filter(None, reasons), None):
                 self.refused[record.file] = reason
                 continue
             try:
