@@ -27,6 +27,7 @@ from consumer_groups.stores import GroupStore
 from message_store.base.errors import BadFieldError, TooLongError, UnsupportedDelayError
 from message_store.base.kinds import CALLABLE, require_kind, takes
 from message_store.files.group_journal import QueueKey
+from message_store.format import properties as names
 from message_store.format.message_rules import check_topic
 from message_store.interface.delay_store import AtLevel, AtMs, Due, TopicReader
 
@@ -308,7 +309,8 @@ class ConsumerGroup:
         with self._store.lock:
             progress = self._table.find(key)
             if progress is not None and progress.may_be_given_back(stored.queue_offset):
-                record = given_back(stored, topic, reconsume_times, is_bare=is_bare)
+                asked = message.topic
+                record = given_back(stored, topic, asked, reconsume_times, is_bare=is_bare)
                 self._table.give_back(key, stored, record, is_synced=self.is_synced)
                 self._store.schedule(record, due or AtMs(self._store.clock.now_ms()))
                 self._table.gave_back(key, stored)
@@ -370,6 +372,8 @@ class ConsumerGroup:
 
         It is ready after the next ``advance``. Raises as ``retry``.
         """
+        if letter.queue.topic.startswith(names.DEAD_LETTER_PREFIX):  # also one that it received
+            letter = letter._replace(topic=origin_topic(letter.queued, letter.topic))
         self._give_back(letter, retry_topic(self.name), 0, None)
 
     # --- position ---------------------------------------------------------------------------------

@@ -91,9 +91,10 @@ class _Place(NamedTuple):
 class Received(_Place):
     """A message that a group received: to be acknowledged, retried or rejected.
 
-    ``queue`` and ``queue_offset`` are where it was received. ``topic`` is the topic to which it was
-    sent, also for a retry. ``visible_ms`` is when the group can receive it again, unless it is
-    acknowledged before. Its record is ``messages[row]``, read as far as somebody looks at it.
+    ``queue`` and ``queue_offset`` are where it was received. ``topic`` is the topic that was asked
+    for; of a dead letter, the one of which it was received. ``visible_ms`` is when the group can
+    receive it again, unless it is acknowledged before. Its record is ``messages[row]``, read as far
+    as somebody looks at it.
 
     A tuple, because one is made for each message: the garbage collector sees one object of it, and
     three of a class whose fields are in a dictionary.
@@ -219,20 +220,26 @@ def _runs(messages: Sequence[Received]) -> list[Run]:
 
 
 def origin_topic(message: Queued, default: str) -> str:
-    """The topic to which a message was sent; for a retry a property says so."""
+    """The topic of which a retry or a dead letter was received first, as a property says."""
     return message.properties.get(names.RETRY_TOPIC, default)
 
 
 def given_back(
-    message: StoredMessage, topic: str, reconsume_times: int, *, is_bare: bool = False
+    message: StoredMessage,
+    topic: str,
+    received_topic: str,
+    reconsume_times: int,
+    *,
+    is_bare: bool = False,
 ) -> StoredMessage:
     """The record for a group's retry or dead letter topic.
 
     Body, flags, born time and host, tag, keys and properties stay; where it ``is_bare``, only the
-    unique key of these. Two properties are added where they are missing: the topic, and the id of
-    the first record.
+    unique key of these. Two properties are set: ``received_topic``, by which the group receives the
+    message again, and the id of the first record.
     """
-    origin = _origin(message)
+    first_id = _first_id(message)
+    origin = {names.RETRY_TOPIC: received_topic, names.ORIGIN_MESSAGE_ID: first_id}
     known = {name.encode() for name in origin}
     entries = [
         each
@@ -252,19 +259,26 @@ def is_given_back(record: StoredMessage, message: StoredMessage, reconsume_times
     """Whether ``record`` is what ``given_back`` made of ``message``, in whatever topic. One without
     a unique key has got one.
     """
-    origin = _origin(message)
+    topics = {message.topic}
+    if _was_given_back(message):
+        topics.add(origin_topic(message, message.topic))
     return (
         record.reconsume_times == reconsume_times
         and message.unique_key in (None, record.unique_key)
-        and {name: record.properties.get(name) for name in origin} == origin
+        and record.properties.get(names.RETRY_TOPIC) in topics
+        and record.properties.get(names.ORIGIN_MESSAGE_ID) == _first_id(message)
     )
 
 
-def _origin(message: StoredMessage) -> dict[str, str]:
-    """The topic and the id of the first record of a message. Of one that was given back properties
-    say so; any other is the first, whatever its producer wrote.
+def _was_given_back(message: StoredMessage) -> bool:
+    return message.topic.startswith((names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX))
+
+
+def _first_id(message: StoredMessage) -> str:
+    """The id of the first record of a message. Of one that was given back a property says so; any
+    other is the first, whatever its producer wrote.
     """
-    own = {names.RETRY_TOPIC: message.topic, names.ORIGIN_MESSAGE_ID: message.offset_message_id}
-    if not message.topic.startswith((names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX)):
+    own = message.offset_message_id
+    if not _was_given_back(message):
         return own
-    return {name: message.properties.get(name, value) for name, value in own.items()}
+    return message.properties.get(names.ORIGIN_MESSAGE_ID, own)

@@ -19,6 +19,7 @@ from message_store.format.message_codec import encode_message
 from message_store.format.properties import decode_properties
 from message_store.format.record_layout import SYS_BORN_HOST_IPV6
 from tests.consumer_groups.group_bench import START_MS, GroupBench, texts
+from tests.migrate.stops import Stopped
 from timer_wheel import WheelStore
 
 LEVELS = DelayLevels.parse()
@@ -327,3 +328,97 @@ def test_what_a_broker_stored_oddly_is_retried(bench: GroupBench) -> None:
     again = only(group)
     assert again.stored.properties_text.startswith(b"a\x01\xff\x02b\x01c\x01d\x02")
     assert str(again.stored.born_host) == "10.0.0.1:80"
+
+
+# --- topics of retries and dead letters -----------------------------------------------------------
+
+GIVEN_BACK_TOPICS = ("orders", "%DLQ%g1", "%RETRY%g1")
+
+
+def filled(bench: GroupBench) -> None:
+    """Each topic has messages of a producer, the others also what a group gave back."""
+    bench.deliver("rejected", "retried")
+    group = bench.group("g1")
+    rejected, retried = group.receive("orders")
+    group.reject(rejected)
+    group.retry(retried, AfterMs(0))
+    bench.wait(SLOT_MS)
+    for topic in GIVEN_BACK_TOPICS:
+        bench.deliver(f"1 {topic}", f"2 {topic}", topic=topic)
+
+
+def all_of(bench: GroupBench, group: ConsumerGroup, topic: str, count: int) -> list[Received]:
+    """What the group receives of a topic, so many at a time."""
+    received: list[Received] = []
+    while some := group.receive(topic, count, invisible_ms=10**9):
+        received += some
+    return received
+
+
+def kill_inside(bench: GroupBench, group: ConsumerGroup, message: Received) -> ConsumerGroup:
+    """The record of the retry is stored, and its acknowledgement is not written down."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group._table, "gave_back", lambda *_: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            group.retry(message, AfterMs(0))
+    bench.kill()
+    return bench.group(group.name)
+
+
+@pytest.mark.parametrize("count", [1, 32])
+@pytest.mark.parametrize("topic", GIVEN_BACK_TOPICS)
+@pytest.mark.parametrize("name", ["g1", "g2"])
+def test_what_is_retried_is_received_again_of_the_topic_that_was_asked_for(
+    bench: GroupBench, name: str, topic: str, count: int
+) -> None:
+    """Of a topic with dead letters or retries too: those name the topic from which they came."""
+    filled(bench)
+    group = bench.group(name)
+    first = all_of(bench, group, topic, count)
+    assert {"1 " + topic, "2 " + topic} <= set(texts(first))
+    ids = {each.body: each.properties.get("ORIGIN_MESSAGE_ID") for each in first}
+    for times in (1, 2, 3):
+        for message in first[:-1]:
+            group.retry(message, AfterMs(0))
+        group = kill_inside(bench, group, first[-1])
+        bench.wait(SLOT_MS)
+        for other in set(GIVEN_BACK_TOPICS) - {topic}:
+            received = bench.bodies(group, other, invisible_ms=0)
+            assert not {"1 " + topic, "2 " + topic} & set(received)
+        again = all_of(bench, group, topic, count)
+        assert sorted(texts(again)) == sorted(texts(first)), times
+        assert {each.topic for each in again} == {topic}
+        for each in again:
+            known = ids[each.body]
+            assert known in (None, each.properties["ORIGIN_MESSAGE_ID"])
+        first = again
+    group.ack(*first)
+    assert all_of(bench, group, topic, count) == []
+
+
+@pytest.mark.parametrize("topic", GIVEN_BACK_TOPICS[:2])
+@pytest.mark.parametrize("name", ["g1", "g2"])
+def test_what_is_rejected_is_driven_back_to_the_topic_that_was_asked_for(
+    bench: GroupBench, name: str, topic: str
+) -> None:
+    filled(bench)
+    group = bench.group(name)
+    received = all_of(bench, group, topic, 32)
+    for message in received:
+        group.reject(message)
+    bench.wait(SLOT_MS)
+    for letter in group.dead_letters():
+        group.redrive(letter)
+    bench.wait(SLOT_MS)
+    assert set(texts(received)) <= set(texts(all_of(bench, group, topic, 32)))
+
+
+def test_a_dead_letter_that_was_received_as_a_message_is_driven_back_to_its_own_topic(
+    bench: GroupBench,
+) -> None:
+    filled(bench)
+    group = bench.group("g1")
+    [letter, *_] = group.receive("%DLQ%g1")
+    group.redrive(letter)
+    bench.wait(SLOT_MS)
+    assert "rejected" in bench.bodies(group)
