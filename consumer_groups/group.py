@@ -17,6 +17,7 @@ from consumer_groups.received import (
     Acknowledgement,
     Received,
     check_group,
+    check_receivable,
     dead_letter_topic,
     given_back,
     origin_topic,
@@ -143,7 +144,7 @@ class ConsumerGroup:
         At most ``max_messages``, none where nothing is ready. Nobody else of the group receives
         them for ``invisible_ms``. ``tags`` is a filter such as ``"paid || sent"``; what it skips is
         done for this group, so all consumers of a group give the same. Raises StoreClosedError,
-        SourceError and TargetError.
+        SourceError, TargetError, and BadFieldError for a topic that the engine keeps for itself.
         """
         passing = tag_filter(tags)
         if invisible_ms < 0:
@@ -168,6 +169,7 @@ class ConsumerGroup:
         queues: list[_Queue] = []
         for name in (topic,) if topic == self._retries else (topic, self._retries):
             if name not in self._readers:
+                check_receivable(name)
                 self._readers[name] = self._store.topic(name)
             reader = self._readers[name]
             ranges = reader.ranges() or ({0: (0, 0)} if name == topic else {})

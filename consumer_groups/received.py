@@ -21,6 +21,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_rules import (
     MAX_MESSAGE_BYTES,
     TOPIC_MAX_BYTES,
+    UNDELIVERABLE_TOPICS,
     check_topic,
 )
 from message_store.format.record_layout import (
@@ -75,6 +76,16 @@ def check_group(group: str) -> None:
     except BadFieldError as error:
         what = "a group's name that is too long for its topics, or has characters that no topic has"
         raise BadFieldError(what, found=repr(group)) from error
+
+
+def check_receivable(topic: str) -> None:
+    """Raises BadFieldError for a topic of which no group can receive.
+
+    A retry waits in a topic that an engine keeps for itself. A group of such a topic would receive
+    that record as one more message, and retry it again.
+    """
+    if topic in UNDELIVERABLE_TOPICS:
+        raise BadFieldError("no group can receive of this topic", found=repr(topic))
 
 
 class _Place(NamedTuple):

@@ -18,7 +18,7 @@ import attrs
 
 from consumer_groups.group import DEFAULT_INVISIBLE_MS, ConsumerGroup
 from consumer_groups.groups import consumer_group
-from consumer_groups.received import Received
+from consumer_groups.received import Received, check_receivable
 from consumer_groups.stores import GroupStore
 from message_store.base.errors import DelayStoreError, StoreClosedError
 
@@ -68,13 +68,14 @@ def run_consumers(
     tried again. Raises StoreClosedError when the store is closed, and TargetError when a failed
     write left it in doubt, so that it has to be opened again; no message is lost then either.
     Raises TypeError for handlers that are not by (topic, group), or cannot be called: each message
-    would be retried.
+    would be retried. Raises BadFieldError for a topic that the engine keeps for itself.
     """
     for key, handler in handlers.items():
         if not (isinstance(key, tuple) and len(key) == 2 and callable(handler)):
             raise TypeError(
                 f"a handler is a function by (topic, group), not {handler!r} by {key!r}"
             )
+        check_receivable(key[0])
     groups = [
         (topic, consumer_group(store, name) if isinstance(name, str) else name, handler)
         for (topic, name), handler in handlers.items()

@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from consumer_groups import Lag, consumer_group
-from message_store import AtMs, ManualClock, MemoryStore, Message
+from consumer_groups import Lag, consumer_group, group_names, run_consumers
+from message_store import AfterMs, AtMs, ManualClock, MemoryStore, Message
 from message_store.base.errors import BadFieldError, StoreClosedError
-from message_store.files.config_files import read_consumer_offsets, read_groups
+from message_store.files.config_files import (
+    CONSUMER_OFFSETS,
+    encode_consumer_offsets,
+    read_consumer_offsets,
+    read_groups,
+)
+from message_store.format.message_rules import UNDELIVERABLE_TOPICS
 from tests.consumer_groups.group_bench import START_MS, GroupBench, texts
 
 
@@ -236,3 +242,27 @@ def test_a_store_in_memory_has_groups_too() -> None:
         assert (again.body, again.topic, again.retries) == (b"a", "orders", 1)
         group.ack(again)
         assert group.lag("orders").total == 0
+
+
+@pytest.mark.parametrize("topic", sorted(UNDELIVERABLE_TOPICS))
+def test_no_group_receives_of_a_topic_that_an_engine_keeps_for_itself(
+    bench: GroupBench, topic: str
+) -> None:
+    """Each retry would be one more message of it."""
+    bench.store.schedule(Message("orders", b"a"), AfterMs(60_000))
+    group = bench.group()
+    for name in (topic, topic):
+        with pytest.raises(BadFieldError, match="no group can receive"):
+            group.receive(name)
+    with pytest.raises(BadFieldError, match="no group can receive"):
+        run_consumers(bench.store, {(topic, group): print})
+    bench.reopen()
+    assert group_names(bench.store) == []
+    if topic not in (".", ".."):
+        path = bench.folder / "config" / CONSUMER_OFFSETS  # a broker's entry makes no difference
+        path.parent.mkdir(exist_ok=True)
+        bench.store.close()
+        path.write_bytes(encode_consumer_offsets({(topic, "billing"): {0: 0}}))
+        bench.store = bench.opened()
+        with pytest.raises(BadFieldError, match="no group can receive"):
+            bench.group().receive(topic)

@@ -17,6 +17,7 @@ import cli
 from consumer_groups import GroupStore, consumer_group
 from legacy_levels import LevelStore
 from message_store import AtMs, ManualClock, Message
+from message_store.format.message_rules import UNDELIVERABLE_TOPICS
 from tests.faults.engines import ENGINES
 
 NOW = "2026-01-02T03:04:05Z"
@@ -191,6 +192,21 @@ def test_a_topic_that_is_not_there_is_refused_at_once(store: Path) -> None:
     consume(store, "--limit", 1)
     result = run("consume", store, "order", "--group", "billing", "--now", NOW)
     assert "it holds orders, and nothing waits for it" in result.stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_topic_that_an_engine_keeps_for_itself_is_read_and_not_consumed(
+    engine: str, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    words = ("--topic", "orders", "--body", "a", "--after", "1m", "--now", NOW)
+    run("schedule", store, "--engine", engine, *words)
+    for topic in sorted(UNDELIVERABLE_TOPICS):
+        result = run("consume", store, topic, "--group", "billing", "--now", NOW)
+        assert (result.exit_code, result.stdout) == (cli.USAGE, "")
+        assert "no group can receive of this topic" in result.stderr
+        assert run("read", store, topic).exit_code == cli.DONE
+    assert json.loads(run("groups", store, "--now", NOW, "--json").stdout) == {"groups": []}
 
 
 def test_a_name_that_no_group_can_have_is_bad_usage(store: Path) -> None:

@@ -93,7 +93,7 @@ def consume(
     """
     with loading(output):
         from consumer_groups import consumer_group, run_consumers
-    _require_name(group)
+    _require_names(topic, group)
     words = None if command is None else _command(command)
     with opened(output, store, **given) as (engine, clock):
         _require_topic(engine, store, topic)
@@ -124,10 +124,12 @@ def consume(
     click.get_current_context().exit(FINDINGS if worked.retried else DONE)
 
 
-def _require_name(group: str) -> None:
-    """Refuse a name that no group can have."""
-    from consumer_groups.received import check_group
+def _require_names(topic: str, group: str) -> None:
+    """Refuse a topic of which no group can receive, and a name that no group can have."""
+    from consumer_groups.received import check_group, check_receivable
 
+    with errors_of_flag("TOPIC"):
+        check_receivable(topic)
     with errors_of_flag("--group"):
         check_group(group)
 
