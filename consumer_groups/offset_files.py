@@ -7,6 +7,8 @@ has a line for each acknowledgement since then, one for many that lie one behind
 ignores it.
 
 An offset in consumerOffset.json that no line names was written by somebody else, and then counts.
+So does it that an entry is missing there, once ours has been there: somebody removed it, with the
+topic or the group.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +22,7 @@ from message_store.files.config_files import (
     ConsumerOffsets,
     GroupConfig,
     groups_value,
+    is_offset_file,
     read_config,
     read_consumer_offsets,
     replace_config,
@@ -32,6 +35,7 @@ from message_store.files.group_journal import (
     ack_line,
     ack_lines,
     begun_line,
+    entry_line,
     number_line,
     parse_journal,
     saved_line,
@@ -70,6 +74,7 @@ class OffsetFiles:
         self._journaled = parse_journal(self._journal.lines)
         text = read_config(root.path, CONSUMER_OFFSETS)
         self._json_is_damaged = bool(text.problems)
+        tells_all = not text.problems and is_offset_file(root.path)
         self._json = {
             QueueKey(group, topic, queue_id): offset
             for (topic, group), queues in read_consumer_offsets(root.path).items()
@@ -80,6 +85,9 @@ class OffsetFiles:
         if self._journal.has_damage:
             self.problems.append(f"{root.group_journal}: damaged, and read up to there")
         self._numbers = {key: number for number, key in enumerate(self._journaled)}
+        self._entered = {key for key, noted in self._journaled.items() if noted.has_entry}
+        self._removed = self._entered - self._json.keys() if tells_all else set()
+        self._may_be_unsynced = False
 
     @property
     def size_bytes(self) -> int:
@@ -88,7 +96,7 @@ class OffsetFiles:
 
     def keys(self) -> set[QueueKey]:
         """Every queue of which either file knows."""
-        return self._journaled.keys() | self._json.keys()
+        return (self._journaled.keys() - self._removed) | self._json.keys()
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -98,6 +106,8 @@ class OffsetFiles:
         ``saved`` is empty where the journal has to be begun anew for this queue.
         """
         noted, offset = self._journaled.get(key), self._json.get(key)
+        if key in self._removed:
+            return None
         if noted is None:
             return None if offset is None else Progress(offset, {})
         is_ours = offset is None or self._json_is_damaged or offset in noted.saved
@@ -135,12 +145,15 @@ class OffsetFiles:
 
     def _append_of(self, key: QueueKey, lines: Iterable[str]) -> None:
         """Add lines of a queue, behind the one that numbers it where that is not there yet."""
-        if key in self._numbers:
+        if key in self._numbers and key not in self._removed:
             self._append(lines)
             return
-        number = len(self._numbers)
-        self._append([number_line(number, key), *lines])
+        number = self._numbers.get(key, len(self._numbers))
+        self._append([number_line(number, key), *lines])  # all that was noted before is over
         self._numbers[key] = number  # not before: a disk that refused has no such line
+        if key in self._removed:
+            self._removed.remove(key)
+            self._entered.remove(key)
 
     def _append(self, lines: Iterable[str]) -> None:
         self._journal.append([encode_line(line) for line in lines])
@@ -167,6 +180,10 @@ class OffsetFiles:
         for key, number in self._numbers.items():
             progress = noted[key]
             lines.append(number_line(number, key))
+            if key in self._entered:
+                lines.append(entry_line(number, progress.start))
+            if key in self._removed:
+                continue
             if key in queues:  # a save that fails leaves either of them
                 progress.is_saved_beside(self._may_have.setdefault(key, set()))
             lines += [saved_line(number, offset) for offset in sorted(progress.saved)]
@@ -187,9 +204,20 @@ class OffsetFiles:
         for key, offset in offsets.items():
             changed.setdefault((key.topic, key.group), {})[key.queue_id] = offset
         value = with_consumer_offsets(text.value, changed)
-        if value != text.value or text.problems:
+        if value != text.value or text.problems or self._may_be_unsynced:
+            self._may_be_unsynced = True
             replace_config(self.root.path, CONSUMER_OFFSETS, value, self._dialect, text)
+            self._may_be_unsynced = False
         self._may_have |= {key: {offset} for key, offset in offsets.items()}
+
+    def note_entries(self, offsets: Mapping[QueueKey, int]) -> None:
+        """Note that ``save`` has put these offsets there: an entry that is missing from here on was
+        removed. Not before: a kill in between would look like that.
+        """
+        new = [key for key in offsets if key in self._numbers and key not in self._entered]
+        if new:
+            self._append([entry_line(self._numbers[key], offsets[key]) for key in new])
+            self._entered.update(new)
 
     def _add_groups(self, groups: Iterable[str]) -> None:
         text = read_config(self.root.path, GROUPS)

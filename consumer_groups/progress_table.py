@@ -6,7 +6,7 @@ An acknowledgement outlives the process when ``ack`` returns, and a loss of powe
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
 from consumer_groups.offset_files import OffsetFiles, Run
@@ -276,6 +276,17 @@ class ProgressTable:
             with self._writing:
                 if not self._is_closed:
                     self._save(*saving)
+            self._note_saved(saving[1])
+
+    def _note_saved(self, offsets: Mapping[QueueKey, int]) -> None:
+        """Not while writing: whoever closes holds the store's lock, and waits for that."""
+        assert self._files is not None
+        with self._store.lock:
+            if self._is_closed:
+                return
+            self._files.note_entries(offsets)
+            handle = self._files.begin_sync()
+        self._files.sync(handle)
 
     def _acknowledge_durable(self) -> None:
         """Write down the acknowledgements of what was given back before ``begin_flush``."""

@@ -192,6 +192,15 @@ def read_consumer_offsets(root: Path) -> ConsumerOffsets:
     return offsets
 
 
+def is_offset_file(root: Path) -> bool:
+    """Whether consumerOffset.json itself has the offsets, and neither its copy nor a database."""
+    if config_in_rocksdb(root, CONSUMER_OFFSETS) is not None:
+        return False
+    content = read_small_file(StoreRoot(root).config_file(CONSUMER_OFFSETS))
+    value = None if content is None else examine(content).value
+    return isinstance(value, dict) and isinstance(value.get("offsetTable"), dict)
+
+
 def _table(value: JsonObject, name: str) -> dict[str, JsonObject]:
     table = value.get(name)
     if not isinstance(table, dict):

@@ -6,6 +6,8 @@
 - ``Q N queue_id group topic`` gives the number.
 - ``B N offset``: consumerOffset.json has this offset, and the group begins there.
 - ``J N offset``: consumerOffset.json may have this offset as well.
+- ``E N offset``: consumerOffset.json has got an entry by us, with this offset. Where it has none,
+  somebody removed it.
 - ``S N offset``: the group begins at this offset.
 - ``A N queue_offset identity``: this message was acknowledged.
 - ``A N queue_offset identity first``: so were all before it, from the queue offset ``first`` on.
@@ -59,13 +61,15 @@ class GivenBack:
 class Progress:
     """What is known of a group's progress in a queue; ``acked`` are acknowledgements by the last
     queue offset of each, ``saved`` the offsets that consumerOffset.json may have by us, ``begun``
-    messages that may have been given back.
+    messages that may have been given back. ``has_entry`` says that consumerOffset.json got an entry
+    by us.
     """
 
     start: int
     acked: dict[int, Acked]
     saved: set[int] = attrs.field(factory=set)
     begun: dict[int, GivenBack] = attrs.field(factory=dict)
+    has_entry: bool = False
 
     def is_saved_beside(self, offsets: set[int]) -> None:
         """consumerOffset.json has one of these, or gets where the group begins: that is one now."""
@@ -97,6 +101,11 @@ def start_line(number: int, offset: int, *, is_saved: bool = False) -> str:
 def saved_line(number: int, offset: int) -> str:
     """consumerOffset.json may have this offset as well."""
     return f"J {number} {offset}"
+
+
+def entry_line(number: int, offset: int) -> str:
+    """consumerOffset.json has got an entry, with this offset."""
+    return f"E {number} {offset}"
 
 
 def ack_line(number: int, last: int, first: int, identity: int) -> str:
@@ -140,6 +149,8 @@ def parse_journal(lines: Iterable[str]) -> dict[QueueKey, Progress]:
                 progress.acked, progress.begun = {}, {}
             if kind == "B":
                 progress.saved = {value}
+            if kind == "E":
+                progress.has_entry = True
             if kind == "J":
                 progress.saved.add(value)
             if kind == "A":

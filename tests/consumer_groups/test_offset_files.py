@@ -306,11 +306,11 @@ def test_a_group_goes_on_where_a_broker_left_it(
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize(
     ("offset", "expected"),
-    [(3, "de"), (4, ""), (5, ""), (1, "bcde"), (0, "abcde"), (99, "")],
-    ids=["as far", "further", "to the end", "back", "to the beginning", "beyond"],
+    [(3, "de"), (4, ""), (5, ""), (1, "bcde"), (0, "abcde"), (99, ""), (None, "abcde")],
+    ids=["as far", "further", "to the end", "back", "to the beginning", "beyond", "removed"],
 )
 def test_a_broker_that_moved_the_offset_counts(
-    engine: str, offset: int, expected: str, tmp_path: Path
+    engine: str, offset: int | None, expected: str, tmp_path: Path
 ) -> None:
     """We left offset 3, with the last message acknowledged ahead of it."""
     bench = GroupBench(engine, tmp_path / "store")
@@ -320,7 +320,8 @@ def test_a_broker_that_moved_the_offset_counts(
     group.ack(a, b, c, e)
     bench.store.close()
     if offset != 3:
-        content = encode_consumer_offsets({("orders", "billing"): {0: offset}})
+        left = {} if offset is None else {("orders", "billing"): {0: offset}}
+        content = encode_consumer_offsets(left)
         (bench.folder / "config" / CONSUMER_OFFSETS).write_bytes(content)
     bench.store = bench.opened()
     wanted = "d" if offset == 3 else expected
@@ -330,6 +331,97 @@ def test_a_broker_that_moved_the_offset_counts(
     bench.deliver("f")
     assert "".join(bench.bodies(bench.group())) == "f"
     bench.store.close()
+
+
+def remove_topic(bench: GroupBench, topic: str) -> None:
+    """As a broker does: with its queues and with every group's offset in it."""
+    bench.store.close()
+    shutil.rmtree(bench.folder / "consumequeue" / topic)
+    for end in ("log-end", "queue-ends.json"):
+        (bench.folder / "delaywheel" / end).unlink(missing_ok=True)
+    offsets = read_consumer_offsets(bench.folder)
+    left = {names: queues for names, queues in offsets.items() if names[0] != topic}
+    content = encode_consumer_offsets(left)
+    (bench.folder / "config" / CONSUMER_OFFSETS).write_bytes(content)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_topic_that_was_deleted_and_filled_again_is_received_whole(
+    engine: str, again: bool, tmp_path: Path
+) -> None:
+    """Somebody else fills it, before the group looks: its old offset is in the middle."""
+    bench = GroupBench(engine, tmp_path / "store")
+    bench.deliver("a", "b")
+    bench.deliver("kept", topic="bills")
+    group = bench.group()
+    group.ack(*group.receive("orders"), *group.receive("bills"))
+    remove_topic(bench, "orders")
+    bench.store = bench.opened()
+    bench.deliver(*"xyz")
+    bench.reopen()
+    if again:  # what was noted without the topic is no more than that it was removed
+        bench.group().ack(*bench.group().receive("bills"))
+        bench.deliver("bill", topic="bills")
+        bench.group().ack(*bench.group().receive("bills"))
+        bench.reopen()
+    assert len(bench.group().receive("orders")) == 3
+    bench.kill()
+    received = bench.group().receive("orders")
+    assert len(received) == 3
+    bench.group().ack(*received)
+    bench.kill()
+    assert bench.group().lag("orders").total == bench.group().lag("bills").total == 0
+    bench.store.close()
+
+
+@pytest.mark.parametrize("start", ["first", "last"])
+def test_a_group_that_was_deleted_and_made_again_begins_where_it_is_told(
+    bench: GroupBench, start: str
+) -> None:
+    bench.deliver("a", "b")
+    bench.group().ack(*bench.group().receive("orders"))
+    reopen_with_offsets(bench, {})
+    group = bench.group(start=start)
+    assert bench.bodies(group) == (["a", "b"] if start == "first" else [])
+    bench.deliver("c")
+    assert "c" in bench.bodies(group)
+
+
+def test_an_entry_that_was_not_there_yet_was_not_removed(bench: GroupBench) -> None:
+    """The journal alone knows of the group: whatever stops the save, its progress counts."""
+    bench.deliver(*"abcd")
+    number, stopped = 0, True
+    while stopped:
+        name = f"group{number}"
+        group = bench.group(name)
+        a, b, *_ = group.receive("orders")
+        group.ack(a, b)
+        try:
+            with stopping_before(bench.folder, number):
+                bench.store.flush()
+            stopped = False
+        except Stopped:
+            number += 1
+        bench.kill()
+        assert bench.bodies(bench.group(name)) == ["c", "d"]
+        bench.clock.tick(5_000)
+    assert number > 3
+
+
+def test_a_journal_without_a_note_of_the_save_counts_as_before(bench: GroupBench) -> None:
+    """An earlier version left it."""
+    bench.deliver(*"abcd")
+    group = bench.group()
+    group.ack(*group.receive("orders", 2))
+    bench.store.close()
+    lines = LineJournal(journal(bench)).lines
+    assert [line for line in lines if line.startswith("E ")] == ["E 0 2"]
+    kept = [encode_line(line) for line in lines if not line.startswith("E ")]
+    journal(bench).write_bytes(b"".join(kept))
+    bench.store = bench.opened()
+    reopen_with_offsets(bench, {})
+    assert bench.bodies(bench.group()) == ["c", "d"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 50, b'{"offsetTable":{"orders@bil', None])
