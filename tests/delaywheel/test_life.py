@@ -57,6 +57,15 @@ def test_who_schedules_once_more_stores_nothing(engine: str, place: Path) -> Non
 
 
 @ENGINES
+def test_each_schedule_once_tells_in_json_what_became_of_it(engine: str, place: Path) -> None:
+    """Who reads each line as an object needs one of a message that was known too."""
+    for key in ("K1", "K2"):
+        receipt = schedule(place, engine, key, "--once")
+        assert (receipt["unique_key"], "stored" in receipt) == (key, False)
+        assert schedule(place, engine, key, "--once") == {"unique_key": key, "stored": False}
+
+
+@ENGINES
 def test_where_the_log_cannot_be_read_nothing_is_told_as_known(engine: str, place: Path) -> None:
     """A bit of the length of one record: the others are found, and what may be hidden is said."""
     first, damaged, last = (schedule(place, engine, key) for key in ("K1", "K2", "K3"))

@@ -131,6 +131,11 @@ class Output(Printer):
         else:
             self._say_lines(engine_text.receipt_lines(receipts, now_ms))
 
+    def scheduled_before(self, unique_key: str) -> None:
+        """``schedule --once`` of a message that is there."""
+        if self.as_json:
+            self._print_lines([self._json({"unique_key": unique_key, "stored": False})])
+
     @contextmanager
     def deliveries(self) -> Iterator[Callable[[Deliveries], None]]:
         """What ``run`` hands its deliveries to: lines with ``--json``, a count otherwise."""

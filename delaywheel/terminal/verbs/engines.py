@@ -73,7 +73,8 @@ def schedule(output: "Output", store: Path, once: bool, **given: Any) -> None:
     """Store a message now that goes into its topic later.
 
     Prints when it will be delivered, and the handle by which it can be cancelled. A store that does
-    not exist is made by the engine that --engine names.
+    not exist is made by the engine that --engine names. With --json each is an object on a line of
+    its own; if --once stores nothing, that is {"unique_key": KEY, "stored": false}.
 
     The properties by which clients ask brokers for a delay do it here too: --property
     TIMER_DELAY_SEC=90 takes the place of --after 90s.
@@ -92,6 +93,7 @@ def schedule(output: "Output", store: Path, once: bool, **given: Any) -> None:
     with opened(output, store, may_be_new=True, limits=limits, **how) as (engine, clock):
         if once and _is_known(engine, key):
             output.warn(f"{key}: a message with this key is in the log; nothing is stored")
+            output.scheduled_before(key)
             return
         now_ms = clock.now_ms()
         for level in levels_beyond(requests, engine.levels):
