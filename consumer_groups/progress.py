@@ -177,6 +177,11 @@ class QueueProgress:
             first += 1
         return first
 
+    @property
+    def next_visible_ms(self) -> int | None:
+        """When the first of the messages in flight can be received again; None if none is."""
+        return min([until_ms for until_ms, _ in self._in_flight.values()], default=None)
+
     def has_returned(self, topic: str) -> bool:
         """Whether a message of ``topic`` may be one that can be received again."""
         return bool(self._returned.get(topic))

@@ -115,6 +115,18 @@ class ProgressTable:
         progress.cut(first)
         return progress
 
+    @property
+    def looked_at(self) -> int:
+        """How many messages were looked at: the same number as before tells of a round that found
+        nothing.
+        """
+        return sum(progress.next_offset for progress in self._queues.values())
+
+    def next_visible_ms(self) -> int | None:
+        """When the first of all messages in flight can be received again; None if none is."""
+        times = (progress.next_visible_ms for progress in self._queues.values())
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
     def begin(self, key: QueueKey, offset: int) -> QueueProgress:
         """Let a group begin at this offset of a queue in which it has not begun."""
         if self._files is not None:

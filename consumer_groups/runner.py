@@ -17,9 +17,10 @@ from typing import TypeVar
 import attrs
 
 from consumer_groups.group import DEFAULT_INVISIBLE_MS, ConsumerGroup
-from consumer_groups.groups import consumer_group
+from consumer_groups.groups import consumer_group, groups_of
 from consumer_groups.received import Received, check_receivable
 from consumer_groups.stores import GroupStore
+from message_store.base.clock import Clock, ManualClock
 from message_store.base.errors import DelayStoreError, StoreClosedError
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +43,22 @@ class Worked:
 
 def _never() -> bool:
     return False
+
+
+@attrs.frozen
+class Until:
+    """The ``stop`` of a loop that ends when the clock is past ``until_ms``, or when ``is_over``
+    says so. Under a clock by hand such a loop leaps: until then nobody else moves the time.
+    """
+
+    clock: Clock
+    until_ms: int | None
+    is_over: Callable[[], bool] = _never
+
+    def __call__(self) -> bool:
+        """Whether the loop is over."""
+        is_late = self.until_ms is not None and self.clock.now_ms() > self.until_ms
+        return is_late or self.is_over()
 
 
 def run_consumers(
@@ -87,6 +104,8 @@ def run_consumers(
         if threads:
             loop.run_threads(threads, poll_ms, flush_every_ms)
         else:
+            if isinstance(stop, Until) and isinstance(store.clock, ManualClock):
+                loop.until_ms = stop.until_ms
             loop.run(loop.work, poll_ms, flush_every_ms)
     store.flush()
     return loop.worked
@@ -122,6 +141,9 @@ class _Loop:
     invisible_ms: int
     tags: str | None
     worked: Worked = attrs.field(factory=Worked)
+    until_ms: int | None = None
+    _looked_at: int = -1
+    _was_refused: bool = False
     _counting: threading.Lock = attrs.field(factory=threading.Lock)
     _failure: BaseException | None = None
 
@@ -130,6 +152,7 @@ class _Loop:
         clock = self.store.clock
         flushed_ms = clock.now_ms()
         while not self.stop() and self._failure is None:
+            self._was_refused = False
             deliveries = self._try("advancing", partial(self.store.advance, clock.now_ms()))
             if deliveries:
                 _LOG.info("delivered", extra={"facts": {"count": len(deliveries)}})
@@ -139,7 +162,24 @@ class _Loop:
                 flushed_ms += since_ms
                 self._try("flushing", self.store.flush)
             if not had_work:
-                clock.sleep_ms(poll_ms)
+                clock.sleep_ms(poll_ms if self.until_ms is None else self._leap_ms(poll_ms))
+
+    def _leap_ms(self, poll_ms: int) -> int:
+        """How long nothing can happen: until a message is due, or can be received again. The end is
+        a moment of its own. What was refused, and what is overdue, is tried again as ever.
+        """
+        assert self.until_ms is not None
+        now_ms, table = self.store.clock.now_ms(), groups_of(self.store).table
+        with self.store.lock:
+            before, self._looked_at = self._looked_at, table.looked_at
+            times_ms = [self.store.next_due_ms(), table.next_visible_ms()]
+        if self._looked_at != before:  # a filter skipped messages, and there may be more
+            return 0
+        known_ms = [time_ms for time_ms in times_ms if time_ms is not None]
+        if self._was_refused or any(time_ms <= now_ms for time_ms in known_ms):
+            return poll_ms
+        end_ms = self.until_ms if now_ms < self.until_ms else now_ms + 1
+        return min([*known_ms, end_ms]) - now_ms
 
     def run_threads(self, count: int, poll_ms: int, flush_every_ms: int | None) -> None:
         """The same, with the work in threads of its own."""
@@ -216,5 +256,6 @@ class _Loop:
             live = self.store.live
             if live is not None and live.log.is_broken:
                 raise
+            self._was_refused = True
             _LOG.warning("%s failed and is tried again: %s", what, error)
             return None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from consumer_groups import Received, Worked, run_consumers
+from consumer_groups.runner import Until
 from message_store import AfterMs
 from message_store.base.errors import StoreClosedError, TargetError
 from tests.consumer_groups.group_bench import GroupBench
@@ -154,3 +155,41 @@ def test_handlers_that_can_handle_nothing_are_refused(
     with pytest.raises(TypeError, match="by \\(topic, group\\)"):
         run_consumers(bench.store, handlers)  # type: ignore[arg-type]
     assert bench.bodies(bench.group()) == ["a"]
+
+
+def test_a_loop_that_leaps_passes_neither_an_invisible_end_nor_a_refusal(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its end, a month later, there is nothing but one message whose acknowledgement failed.
+    The receive behind that is refused too.
+    """
+    bench.deliver("a")
+    group, rounds = bench.group(), 0
+    seen: list[int] = []
+    ack, receive = group.ack, group.receive
+    begin_ms = bench.clock.now_ms()
+    until_ms = begin_ms + 30 * 86_400_000
+
+    def refuse_first(*given: Any) -> Any:
+        if len(seen) == 1:
+            raise TargetError("no room left")
+        return ack(*given)
+
+    def refuse_second(*given: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            raise TargetError("no room left")
+        return receive(*given)
+
+    monkeypatch.setattr(group, "ack", refuse_first)
+    monkeypatch.setattr(group, "receive", refuse_second)
+    run_consumers(
+        bench.store,
+        {("orders", group): lambda _: seen.append(bench.clock.now_ms() - begin_ms)},
+        stop=Until(bench.clock, until_ms),
+        poll_ms=1,
+    )
+    assert seen == [0, 30_000]
+    assert rounds < 20
+    assert bench.clock.now_ms() == until_ms + 1

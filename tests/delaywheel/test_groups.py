@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 import cli
 from consumer_groups import GroupStore, consumer_group
+from consumer_groups.runner import _Loop
+from delaywheel import open_store
 from legacy_levels import LevelStore
 from message_store import AtMs, ManualClock, Message
 from message_store.format.message_rules import UNDELIVERABLE_TOPICS
@@ -182,6 +184,45 @@ def test_a_damaged_dead_letter_is_named_and_the_others_are_listed(tmp_path: Path
         result = run("dead-letters", path, "billing", "--now", T0, *words)
         assert [letter["body"] for letter in lines(result, code)] == ["letter 0", "letter 2"]
         assert "cannot be read: %DLQ%billing, queue 0, queue offset 1: " in result.stderr
+
+
+@pytest.mark.parametrize("tags", [None, "b"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_simulated_days_take_a_round_for_each_thing_that_happens(
+    engine: str, tags: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages over a month, one that fails each time, and many that a filter skips."""
+    path, clock, hour_ms = tmp_path / "store", ManualClock(T0), 3_600_000
+    most = {"levels": (2, 2, 2), "hierarchy": (50, 700, 720)}  # the others take three days
+    late = most.get(engine, (50, 60, 71))
+    with open_store(path, engine=cast(Any, engine), clock=clock) as store:
+        for hours in (0, 0, 1, 1, *late):
+            due = AtMs(T0 + hours * hour_ms)
+            store.schedule(Message("orders", b"%d" % hours, tags="b"), due)
+        for _ in range(1_100 if tags else 1):
+            store.schedule(Message("orders", b"0", tags="a"), AtMs(T0 + hour_ms))
+        store.schedule(Message("other", b"other"), AtMs(T0 + hour_ms))
+    rounds, seen = 0, []
+
+    def hand_over(_output: object, message: Any, _words: object) -> None:
+        seen.append(int(message.body))
+        if len(seen) == 2 or 0 < message.retries < 5:
+            raise RuntimeError("not now")
+
+    def next_round(_loop: _Loop) -> bool:
+        nonlocal rounds
+        rounds += 1
+        return real(_loop)
+
+    real = _Loop.work
+    monkeypatch.setattr(_Loop, "work", next_round)
+    monkeypatch.setattr("delaywheel.terminal.verbs.groups._hand_over", hand_over)
+    result = consume(path, "--for", "30d", *(("--tags", tags) if tags else ()), now=str(T0))
+    assert result.exit_code == cli.FINDINGS, result.output
+    passing = 2 if tags else 3
+    assert sorted(set(seen)) == sorted({0, 1, *late})
+    assert len(seen) == passing + 2 + len(late) + 5
+    assert rounds < 150
 
 
 def test_a_topic_that_is_not_there_is_refused_at_once(store: Path) -> None:

@@ -93,6 +93,7 @@ def consume(
     """
     with loading(output):
         from consumer_groups import consumer_group, run_consumers
+        from consumer_groups.runner import Until
     _require_names(topic, group)
     words = None if command is None else _command(command)
     with opened(output, store, **given) as (engine, clock):
@@ -108,15 +109,14 @@ def consume(
             _hand_over(output, message, words)
 
         def is_over() -> bool:
-            is_late = until_ms is not None and clock.now_ms() > until_ms
-            return is_late or not output.has_reader or (limit is not None and seen >= limit)
+            return not output.has_reader or (limit is not None and seen >= limit)
 
         consumers = consumer_group(cast("GroupStore", engine), group)
         with told_loop(output, store, engine, address=address, log_events=log_events):
             worked = run_consumers(
                 cast("GroupStore", engine),
                 {(topic, consumers): handle},
-                stop=is_over,
+                stop=Until(clock, until_ms, is_over),
                 tags=tags,
                 poll_ms=POLL_MS,
             )
