@@ -388,8 +388,9 @@ def test_a_group_that_was_deleted_and_made_again_begins_where_it_is_told(
     assert "c" in bench.bodies(group)
 
 
-def test_an_entry_that_was_not_there_yet_was_not_removed(bench: GroupBench) -> None:
+def test_an_entry_that_was_not_there_yet_was_not_removed(tmp_path: Path) -> None:
     """The journal alone knows of the group: whatever stops the save, its progress counts."""
+    bench = GroupBench("levels", tmp_path / "store")
     bench.deliver(*"abcd")
     number, stopped = 0, True
     while stopped:
@@ -407,6 +408,7 @@ def test_an_entry_that_was_not_there_yet_was_not_removed(bench: GroupBench) -> N
         assert bench.bodies(bench.group(name)) == ["c", "d"]
         bench.clock.tick(5_000)
     assert number > 3
+    bench.store.close()
 
 
 def test_a_journal_without_a_note_of_the_save_counts_as_before(bench: GroupBench) -> None:
