@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted, shell_word
@@ -60,7 +61,7 @@ def inspect_timers(
         problems.append(f"the wheel cannot be read: {error}{_remedy(store, error)}")
         is_there = has_database(timeline_directory(store))
         return WheelSummary(engine=engine), TimelineSummary() if is_there else None, None
-    problems += [*_wheel_problems(state), *_cut_off(store, state)]
+    problems += [*_wheel_problems(state), *_cut_off(store, state.pending.commit_log_offset)]
     timeline = state.timeline
     summary = None if timeline is None else _timeline_summary(state, timeline, now_ms)
     wheel = attrs.evolve(_summary(state, now_ms), engine=engine)
@@ -77,10 +78,12 @@ def inspect_time_index(
     if not has_time_index(store):
         return None
     try:
-        due_ms = pending_in_time_index(store).due_ms
+        rows = pending_in_time_index(store)
+        problems += _cut_off(store, rows.offsets)
     except (FormatError, SourceError) as error:
         problems.append(f"the time index cannot be read: {error}")
         return TimeIndexSummary()
+    due_ms = rows.due_ms
     if gone := gone_from_time_index(store):
         problems.append(f"the time index: {told_as_gone(gone)}")
     if unread := int(np.count_nonzero(due_ms == UNREAD_MS)):
@@ -141,12 +144,13 @@ def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> Tim
     )
 
 
-def _cut_off(store: StoreRoot, state: WheelState) -> Iterator[str]:
-    if store.was_stopped_cleanly or not len(state.pending):
+def _cut_off(store: StoreRoot, offsets: NDArray[np.int64]) -> Iterator[str]:
+    """What is pending at these log offsets, and behind the end that the next opening finds."""
+    if store.was_stopped_cleanly or not len(offsets):
         return
     with open_log(store) as log:
         log_end = recovered_end(store, log)
-    if count := int(np.count_nonzero(state.pending.commit_log_offset >= log_end)):
+    if count := int(np.count_nonzero(offsets >= log_end)):
         yield told_as_cut_off(count, log_end)
 
 

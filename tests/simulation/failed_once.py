@@ -61,6 +61,11 @@ FAILED_ONCE_IN_KILLS: Final = {
 }
 """The same of runs with the focus on kills."""
 
+FAILED_ONCE_IN_A_TIME_INDEX: Final = {
+    "a-listing-tells-of-what-lies-behind-a-hole-in-the-log": 13_004_347,
+}
+"""The same of runs with the focus on the time index."""
+
 FAILED_ONCE_IN_GROUPS: Final = {
     "an-acknowledgement-of-a-killed-process-is-in-memory-alone-after-a-flush": 178,
 }

@@ -23,6 +23,7 @@ from tests.simulation.draws import (
 )
 from tests.simulation.failed_once import (
     FAILED_ONCE,
+    FAILED_ONCE_IN_A_TIME_INDEX,
     FAILED_ONCE_IN_KILLS,
     FAILED_ONCE_IN_MOVES,
     FAILED_ONCE_IN_REFERENCES,
@@ -60,6 +61,15 @@ def test_a_run_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", FAILED_ONCE_IN_KILLS.values(), ids=FAILED_ONCE_IN_KILLS)
 def test_a_run_of_kills_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
     outcome = run_seed(seed, tmp_path / "run", focus=KILLS)
+    assert not outcome.wrong, outcome.trace
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "seed", FAILED_ONCE_IN_A_TIME_INDEX.values(), ids=FAILED_ONCE_IN_A_TIME_INDEX
+)
+def test_a_run_of_a_time_index_that_failed_once_is_sound(tmp_path: Path, seed: int) -> None:
+    outcome = run_seed(seed, tmp_path / "run", focus=INDEX)
     assert not outcome.wrong, outcome.trace
 
 
