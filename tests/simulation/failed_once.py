@@ -83,6 +83,7 @@ FAILED_ONCE_IN_REFERENCES: Final = {
     "a-log-in-doubt-is-told-to-nobody": 228,
     "a-refused-put-of-a-wheel-is-told-to-nobody": 352,
     "a-directory-that-cannot-be-made-is-no-error-of-a-store": 9_200_536,
+    "a-flush-whose-sync-failed-is-believed-the-next-time": 13_004_383,
     "an-overdue-message-is-cancelled-and-comes": 9_975_403,
     "what-a-cancel-delivered-was-never-told-of-after-a-kill": 9_991_168,
     "retention-takes-a-marker-whose-message-stays": 10_001_983,

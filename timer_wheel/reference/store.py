@@ -376,7 +376,7 @@ class ReferenceWheelStore(TimerStore):
             self._place_all()
             store.sync_log()
             store.sync_queues()
-            self.timers.flush()
+            store.sync_or_break(self.timers.flush)  # a sync that failed succeeds the next time
             self._metrics.persist(self.timers.timer_checkpoint.counter, self.clock.now_ms())
         store.write_topics()
         store.write_checkpoint(durably=True)
