@@ -2,8 +2,9 @@
 """A quarantined record must never be pending twice.
 
 Refuses a rollback after its records were restored, and a restore while its level still holds the
-record. Both sides write down what they are about to do before they do it (``put-back.json``,
-``change.json``), and lock each other out meanwhile.
+record, or has it again. Both sides write down what they are about to do before they do it
+(``put-back.json``, ``change.json``), and lock each other out meanwhile. The store that gets a
+record notes it as well (``restored.json``): another conversion may have quarantined the same.
 """
 
 import json
