@@ -89,6 +89,7 @@ class RestoredHere:
 
     def __init__(self, store: StoreRoot, quarantine: Path) -> None:
         self._path, self._quarantine = store.own / RESTORED_NAME, str(quarantine.resolve())
+        self._others: dict[str, set[str] | None] = {}
         content = read_small_file(self._path)
         try:
             noted = json.loads(content) if content else {}
@@ -98,8 +99,14 @@ class RestoredHere:
 
     def refusal(self, record: QuarantinedRecord) -> str | None:
         """Why a record is not restored: another quarantine had it; None otherwise."""
-        place = self._noted.get(_identity(record), self._quarantine)
-        if place == self._quarantine or not _was_restored_from(Path(place), record):
+        identity = _identity(record)
+        place = self._noted.get(identity, self._quarantine)
+        if place == self._quarantine:
+            return None
+        if place not in self._others:
+            self._others[place] = _restored_from(Path(place))
+        others = self._others[place]
+        if others is not None and identity not in others:
             return None
         return f"{place} has it too, and it was restored from there, or is about to be"
 
@@ -141,15 +148,16 @@ class RolledBackSources:
         return retirements[-1:] == [UNDONE]
 
 
-def _was_restored_from(place: Path, record: QuarantinedRecord) -> bool:
-    """Whether that quarantine says so, or cannot be asked."""
+def _restored_from(place: Path) -> set[str] | None:
+    """Which records that quarantine says were restored, or are about to be; None where it cannot be
+    asked.
+    """
     try:
         other = Quarantine(place)
     except DelayStoreError:
-        return True
-    begun = {str(row["file"]) for row in (other.begun or {"rows": ()})["rows"]}
-    same = {each.file for each in other.records if _identity(each) == _identity(record)}
-    return not same.isdisjoint(begun | other.done.keys())
+        return None
+    files = {str(row["file"]) for row in (other.begun or {"rows": ()})["rows"]} | other.done.keys()
+    return {_identity(each) for each in other.records if each.file in files}
 
 
 def _identity(record: QuarantinedRecord) -> str:
