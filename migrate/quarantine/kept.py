@@ -9,6 +9,7 @@ stopped run is not repeated.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -252,17 +253,14 @@ class Quarantine:
             ]
         except (DelayStoreError, ValueError, KeyError, TypeError):
             return ()
-        restored = [record for record in self.records if record.file in self.done]
+        restored = Counter(
+            (record.level, record.delay_ms) for record in self.records if record.file in self.done
+        )
         accounts = []
         for counts, delay_ms in levels:  # of sources with two tables a level stands twice
-            own = [
-                each
-                for each in restored
-                if each.level == counts["level"] and each.delay_ms in (None, delay_ms)
-            ]
-            restored = [each for each in restored if each not in own]
+            own = [restored.pop((counts["level"], each), 0) for each in (delay_ms, None)]
             if counts["pending"] or counts["quarantined"]:
-                accounts.append(LevelAccount(**counts, put_back=len(own)))
+                accounts.append(LevelAccount(**counts, put_back=sum(own)))
         return tuple(accounts)
 
     def as_json(self, in_the_way: Mapping[str, str]) -> dict[str, Any]:

@@ -138,12 +138,15 @@ def finished_before(*members: ConvertOptions) -> ConversionReport | None:
         facts = json.loads(content)
         report = ConversionReport.from_json(facts)
         listed = int(facts["conversion"].get(LISTED, 0))
-        requests = [each.request for each in report.sources or (report,)]
-        changed = [] if len(requests) == len(members) else ["sources"]
-        for each, before in zip(members, requests, strict=False):
-            changed += _changed(each, before)
+        requests = [
+            (each.request, each.request["now_ms"], DelayLevels.parse(each.request["level_table"]))
+            for each in report.sources or (report,)
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("not the report of a conversion", path=path) from error
+    changed = [] if len(requests) == len(members) else ["sources"]
+    for each, before in zip(members, requests, strict=False):
+        changed += _changed(each, *before)
     if changed:
         raise PlanError(
             f"{target.path}: already holds a finished conversion of something else (differs in:"
@@ -162,11 +165,13 @@ def finished_before(*members: ConvertOptions) -> ConversionReport | None:
     return attrs.evolve(report, source=source, target=str(options.target))
 
 
-def _changed(options: ConvertOptions, before: dict[str, Any]) -> list[str]:
-    """What of an earlier request is asked otherwise now."""
-    now_ms = before["now_ms"] if options.now_ms is None else options.now_ms
-    table = options.level_table or DelayLevels.parse(before["level_table"])
-    asked = request_of(options, now_ms, table)
+def _changed(
+    options: ConvertOptions, before: dict[str, Any], now_ms: int, table: DelayLevels
+) -> list[str]:
+    """What of an earlier request is asked otherwise now; ``now_ms`` and ``table`` are its own."""
+    asked = request_of(
+        options, now_ms if options.now_ms is None else options.now_ms, options.level_table or table
+    )
     if not is_present(options.source):  # deleted since, as it may be: its log says nothing now
         asked["source_log"] = before.get("source_log")
     return [name for name, value in asked.items() if before.get(name) != value]

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from message_store.base.errors import FormatError, SourceError
 from message_store.files.log_row import open_log
 from message_store.files.segments import Segment, SegmentReader
-from message_store.files.small_files import is_present
+from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
-from message_store.writing.queue_set import ENDS_NAME
 from migrate.report.marker import ConversionSettings
 from migrate.write.publishing import is_stub, signs_of_use
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
@@ -95,10 +94,9 @@ class _Files:
             wanted = last["size_bytes"], self._converted - 1
             if (head["size_bytes"], head["queue_offset"]) != wanted:
                 raise SourceError(f"{log.directory}: does not hold the last message")
-        # An engine of ours makes the timer log anew where another had the messages before it; it
-        # has compared it with queue and log then.
-        is_by_us = self._is_opened and is_present(target.own / ENDS_NAME)
-        if read_active(target) is None and not is_by_us:
+        # A wheel that took over from a hierarchical one has made its timer log anew.
+        was_hierarchical = self._is_opened and is_directory(index_path(target).parent)
+        if read_active(target) is None and not was_hierarchical:
             self._check_timer_log(last)
 
     def _last_of_queue(

@@ -595,6 +595,17 @@ def test_a_target_that_changed_hands_among_our_engines_retires_its_source(
     assert pending_of(source) == 0
 
 
+def test_a_target_of_our_wheel_that_lost_its_timer_log_retires_nothing(source: Path) -> None:
+    target = converted(source)
+    settings = StoreSettings(
+        commit_log_file_bytes=SMALL.commit_log_file_bytes, queue_file_bytes=SMALL.queue_file_bytes
+    )
+    WheelStore.open(target, clock=ManualClock(NOW_MS), settings=settings).close()
+    shutil.rmtree(target / "timerlog")
+    with pytest.raises(SourceError, match="timerlog: files are missing"):
+        retire(source, target, execute=True)
+
+
 def test_levels_go_in_place_and_elsewhere_in_any_order(tmp_path: Path) -> None:
     source = tmp_path / "source"
     build_level_store(source, [LevelMessage(level=level) for level in (3, 4, 5, 3, 4, 5)])

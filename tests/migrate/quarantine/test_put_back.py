@@ -15,11 +15,14 @@ from click.testing import CliRunner
 
 import cli
 from legacy_levels.engine.store import LevelStore
+from message_store import AtLevel, Message
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, StoreLockedError
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import StoredMessage
-from migrate.convert import convert_merged
+from message_store.format.record_layout import HEAD_V4_V4
+from message_store.reading.engine_choice import EngineName
+from migrate.convert import convert, convert_merged
 from migrate.quarantine.kept import Quarantine, Repair, obstacles
 from migrate.quarantine.restore import (
     DONE,
@@ -395,3 +398,74 @@ def test_what_was_restored_is_counted_once_where_sources_mean_other_times_by_a_l
     assert len(restore_records(options, execute=True, clock=ManualClock(NOW_MS)).put_back) == 1
     accounts = Quarantine(target).accounts()
     assert sorted((each.level, each.put_back) for each in accounts) == [(2, 0), (2, 1)]
+
+
+# --- when a restored record is due ----------------------------------------------------------------
+
+
+def no_store_time(record: bytes) -> bytes:
+    """The record with a store time that is none."""
+    at = HEAD_V4_V4.offset_of("store_timestamp_ms")
+    return record[:at] + (5).to_bytes(8, "big") + record[at + 8 :]
+
+
+@pytest.mark.parametrize("engine", ["levels", "wheel"])
+def test_no_record_is_restored_before_its_time_whatever_its_level_meant(
+    tmp_path: Path, engine: EngineName
+) -> None:
+    """Its entry's due time is damage, and its level has another delay than RocketMQ's own."""
+    table = "1s 10h 30s"
+    known, damaged = (
+        LevelMessage(
+            level=2,
+            store_timestamp_ms=STORED_MS,
+            unique_key=key,
+            unit_fields={"tags_code": 12_345},
+            without=["REAL_QID"],
+            damage=damage,
+        )
+        for key, damage in (("KNOWN", None), ("DAMAGED", no_store_time))
+    )
+    build_level_store(tmp_path / "source", [known, damaged], level_table=table)
+    levels = DelayLevels.parse(table)
+    convert(options_for(tmp_path, on_bad_record="quarantine", level_table=levels))
+    request = RestoreOptions(
+        quarantine=tmp_path / "target",
+        store=tmp_path / engine,
+        engine=engine,
+        levels=levels,
+        repair=Repair(queue_id=0),
+    )
+    kind = LevelStore if engine == "levels" else WheelStore
+    kind.open(tmp_path / engine, clock=ManualClock(NOW_MS)).close()
+    report = restore_records(request, execute=True, clock=ManualClock(NOW_MS))
+    [row] = report.put_back
+    assert row.due_ms == STORED_MS + 36_000_000
+    assert row.promised_ms is not None
+    assert row.promised_ms >= row.due_ms
+    assert ["--at" in why for why in report.in_the_way.values()] == [True]
+
+
+def test_into_levels_goes_what_a_broker_delivers_in_the_shortest_of_them(tmp_path: Path) -> None:
+    odd = LevelMessage(
+        level=2, store_timestamp_ms=STORED_MS, unique_key="ODD", without=["REAL_QID"]
+    )
+    empty = LevelMessage(level=2, store_timestamp_ms=STORED_MS, unique_key="EMPTY", body=b"")
+    build_level_store(tmp_path / "source", [odd, empty])
+    convert(options_for(tmp_path, on_bad_record="quarantine"))
+    levels, clock = DelayLevels.parse("1h 1s"), ManualClock(NOW_MS)
+    with LevelStore.open(tmp_path / "levels", clock=clock, levels=levels) as store:
+        store.schedule(Message("T", b"x"), AtLevel(1))
+    request = RestoreOptions(
+        quarantine=tmp_path / "target",
+        store=tmp_path / "levels",
+        levels=levels,
+        repair=Repair(queue_id=0),
+    )
+    report = restore_records(request, execute=True, clock=clock)
+    assert len(report.put_back) == 1
+    assert ["no body" in why for why in report.in_the_way.values()] == [True]
+    with LevelStore.open(tmp_path / "levels", clock=clock, levels=levels) as store:
+        # A broker works each level in order: in the first it would stand behind an hour.
+        assert {each.unique_key: each.level for each in store.pending()}["ODD"] == 2
+        assert [each.message.unique_key for each in store.advance(NOW_MS + 2_000)] == ["ODD"]
